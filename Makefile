@@ -1,0 +1,36 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test check test-long lint bench clean
+
+demo: $(VENV)/.installed        ## learn a vocabulary, train a small decoder for three minutes, let it speak
+	$(BIN)/clearhead demo
+
+test: $(VENV)/.installed-test lint   ## everything but the long tests
+	$(BIN)/pytest -m "not long and not compiled" --jaxtyping-packages=clearhead,beartype.beartype
+	$(BIN)/pytest -m "compiled and not long"
+
+check: $(VENV)/.installed-test lint  ## lint, types and the quick tests: under two minutes
+	$(BIN)/pytest -m "not slow and not long and not compiled" --jaxtyping-packages=clearhead,beartype.beartype
+
+test-long: $(VENV)/.installed-test   ## what takes longer than a coffee
+	$(BIN)/pytest -m "long" --timeout 3600
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e ".[test]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
