@@ -1,0 +1,73 @@
+"""What a model weighs: parameters by part, bytes, arithmetic per token. From a config alone, nothing is
+allocated.
+
+    FLOPs per token (forward) = 2 x weights in matrix products + 4 x n_layers x n_heads x d_head x keys seen
+    training                  = 3 x that (the backward pass costs twice the forward pass)
+
+The first term is one multiplication and one addition per weight; the second is the scores and the mix of
+attention.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from clearhead.model.config import ModelConfig
+from clearhead.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a model: its path, the shape of its weight and how many numbers it holds."""
+
+    name: str
+    shape: tuple[int, ...]
+    n_parameters: int
+    shared_with: str | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The sizes of one model. Bytes are for float32 weights; FLOPs are for a full context of `max_len`."""
+
+    parts: tuple[Part, ...]
+    n_parameters: int
+    weight_bytes: int
+    training_bytes: int
+    cache_bytes_per_token: int
+    flops_per_token: int
+
+
+def summarise(config: ModelConfig) -> Summary:
+    """The sizes of the model this config describes, found without allocating it."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    parts: list[Part] = []
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared = first.setdefault(parameter, name)
+        if shared == name:
+            parts.append(Part(name, tuple(parameter.shape), parameter.numel()))
+        else:
+            parts.append(Part(name, tuple(parameter.shape), 0, shared))
+    n_parameters = sum(part.n_parameters for part in parts)
+    return Summary(
+        parts=tuple(parts),
+        n_parameters=n_parameters,
+        weight_bytes=4 * n_parameters,
+        training_bytes=16 * n_parameters,  # weights, gradients and AdamW's two moments, before activations
+        cache_bytes_per_token=2 * 4 * config.n_layers * config.kv_heads * config.head_width,
+        flops_per_token=forward_flops(config, model),
+    )
+
+
+def forward_flops(config: ModelConfig, model: nn.Module) -> int:
+    """Floating-point operations of one token's forward pass when it sees `max_len` (or `window`) keys."""
+    products = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.dim() == 2 and not name.startswith(("embed.", "positions."))
+    )
+    keys = min(config.max_len, config.window or config.max_len)
+    return 2 * products + 4 * config.n_layers * config.n_heads * config.head_width * keys
