@@ -42,9 +42,10 @@ SPLITTERS: dict[str, str | None] = {
 }
 """Name -> pattern of each splitter; None means that the whole text is one piece."""
 
-SAFE_BORDER = regex.compile(r"(?<=\p{L})(?=\s)")
+SAFE_BORDER = regex.compile(r"(?<=[\p{L}\p{N}])(?=[\s\p{P}])(?!')")
 """Where a text may be cut in two without changing the pieces: every splitter but ``none`` cuts between a
-letter and the white space after it, and neither side looks over that border."""
+letter or number and the white space or punctuation after it (an apostrophe may begin a contraction), and
+neither side looks over that border."""
 
 # What the properties mean below 128: the pattern then runs in `re`, twice as fast as `regex`.
 _ASCII = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
