@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# jaxtyping shapes are checked by beartype; torch.compile cannot trace that, so compiled tests run without it
+SHAPES := --jaxtyping-packages=clearhead,beartype.beartype
 
 .PHONY: demo test check test-long lint bench clean
 
@@ -9,11 +11,11 @@ demo: $(VENV)/.installed        ## learn a vocabulary, train a small decoder for
 	$(BIN)/clearhead demo
 
 test: $(VENV)/.installed-test lint   ## everything but the long tests
-	$(BIN)/pytest -m "not long and not compiled" --jaxtyping-packages=clearhead,beartype.beartype
 	$(BIN)/pytest -m "compiled and not long"
+	$(BIN)/pytest -m "not compiled and not long" $(SHAPES)
 
 check: $(VENV)/.installed-test lint  ## lint, types and the quick tests: under two minutes
-	$(BIN)/pytest -m "not slow and not long and not compiled" --jaxtyping-packages=clearhead,beartype.beartype
+	$(BIN)/pytest -m "not slow and not long and not compiled" $(SHAPES)
 
 test-long: $(VENV)/.installed-test   ## what takes longer than a coffee
 	$(BIN)/pytest -m "long" --timeout 3600

@@ -1,0 +1,452 @@
+"""clearhead <verb>: the command line. Every flag comes from a dataclass or a function's signature (tyro).
+
+A user's mistake is one line on stderr and exit code 2; Ctrl-C ends with 130 and, while training, after
+saving. Modules with torch are imported inside the verbs, so that `--help` answers at once.
+"""
+
+import contextlib
+import functools
+import io
+import json
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import tyro
+from tyro.conf import Positional, arg
+
+from clearhead.training.recipe import Recipe, find_recipe, load_recipe
+
+if TYPE_CHECKING:
+    from clearhead.text.tokenizer import Tokenizer
+
+Specials = tuple[str, ...]
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def tokenizer_train(
+    source: Positional[str],
+    out: Positional[Path],
+    vocab_size: int = 4096,
+    splitter: str = "gpt2",
+    special_tokens: Specials = (END_OF_TEXT,),
+    alphabet: str = "bytes",
+    field: str = "text",
+    document_separator: str | None = None,
+    workers: int | None = None,
+    strict: bool = False,
+) -> None:
+    """Learn a BPE vocabulary from text and write it as tokenizer.json.
+
+    Args:
+        source: a file, folder or glob, or a built-in corpus: python, pydoc.
+        out: the folder or .json file to write.
+        vocab_size: tokens in all: 256 bytes, merges and special tokens.
+        splitter: how text is cut before merging: gpt2, cl100k, o200k, llama3, qwen2, none.
+        special_tokens: tokens that are never split or merged.
+        alphabet: start from bytes, or from the corpus's characters.
+        field: the field that holds the text, in .jsonl and .parquet.
+        document_separator: text that divides a file into documents.
+        workers: processes that count; by default what the size of the text deserves.
+        strict: stop at the first broken piece of text.
+    """
+    from clearhead.text.bpe import train_bpe
+    from clearhead.text.corpus import open_corpus
+    from clearhead.text.tokenizer import Tokenizer
+
+    corpus = open_corpus(source, field=field, document_separator=document_separator, strict=strict)
+    vocab, merges = train_bpe(corpus, vocab_size, special_tokens, splitter, alphabet, workers)
+    tokenizer = Tokenizer(vocab, merges, special_tokens, splitter)
+    path = tokenizer.save(out)
+    say(f"{corpus.report}")
+    say(f"{tokenizer.vocab_size} tokens ({len(merges)} merges) -> {path}")
+
+
+def tokenizer_encode(
+    tokenizer: Positional[Path], text: Positional[str] = "-", specials: str = "token"
+) -> None:
+    """Text to token ids.
+
+    Args:
+        tokenizer: tokenizer.json, vocab.json, a .tiktoken file, or a folder with one.
+        text: the text; - reads standard input.
+        specials: what a special token's text in the input becomes: token, text or error.
+    """
+    loaded = open_tokenizer(tokenizer)
+    print(" ".join(map(str, loaded.encode(read_text(text), specials=specials))))
+
+
+def tokenizer_decode(tokenizer: Positional[Path], ids: Positional[tuple[int, ...]]) -> None:
+    """Token ids to text.
+
+    Args:
+        tokenizer: tokenizer.json, vocab.json, a .tiktoken file, or a folder with one.
+        ids: the token ids.
+    """
+    print(open_tokenizer(tokenizer).decode(list(ids)))
+
+
+def tokenizer_show(tokenizer: Positional[Path], text: Positional[str] = "") -> None:
+    """What is in a tokenizer and, with a text, how it is cut: each token's id, bytes and text.
+
+    Args:
+        tokenizer: tokenizer.json, vocab.json, a .tiktoken file, or a folder with one.
+        text: a text to cut.
+    """
+    loaded = open_tokenizer(tokenizer)
+    say(
+        f"{loaded.vocab_size} tokens, splitter {loaded.splitter}, special tokens {loaded.special_tokens or 'none'}"
+    )
+    if not text:
+        return
+    ids = loaded.encode(text)
+    for token in ids:
+        piece = loaded.token_bytes(token)
+        print(f"{token:>7}  {piece.hex(' '):<36}  {piece.decode('utf-8', 'backslashreplace')!r}")
+    say(f"{len(ids)} tokens, {loaded.compression(text):.2f} bytes per token")
+
+
+def prepare(
+    source: Positional[str],
+    out: Positional[Path],
+    tokenizer: Path,
+    field: str = "text",
+    document_separator: str | None = None,
+    workers: int | None = None,
+    strict: bool = False,
+) -> None:
+    """Turn text into shards of token ids on disk, split into train and validation. A killed run continues.
+
+    Args:
+        source: a file, folder or glob, or a built-in corpus: python, pydoc.
+        out: the folder to write.
+        tokenizer: the tokenizer to use.
+        field: the field that holds the text, in .jsonl and .parquet.
+        document_separator: text that divides a file into documents.
+        workers: processes that encode.
+        strict: stop at the first broken piece of text.
+    """
+    from clearhead.text.shards import prepare as prepare_shards
+
+    index = prepare_shards(
+        source,
+        open_tokenizer(tokenizer),
+        out,
+        field=field,
+        document_separator=document_separator,
+        workers=workers,
+        strict=strict,
+    )
+    for split in ("train", "validation"):
+        part = index[split]
+        say(f"{split}: {part['documents']} documents, {part['text_bytes']} bytes, {part['tokens']} tokens")
+    say(f"-> {out}")
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train a model by a recipe; every setting of the recipe is a flag, too."""
+
+    recipe: Positional[str]  # a TOML file, or the name of one that comes with clearhead
+    settings: Annotated[Recipe, arg(name="")] = field(default_factory=Recipe)
+    run: Path | None = None  # the run's folder; by default runs/ and the recipe's name
+    resume: bool = False  # go on from the newest checkpoint
+    stop_after: int | None = None  # save and stop after this many steps in all
+    tensorboard: bool = False  # also log for TensorBoard
+
+
+def train(argv: Sequence[str]) -> None:
+    """Train a model by a recipe. Two passes: the first finds the recipe, whose values the flags then
+    change.
+    """
+    name = next((word for word in argv if not word.startswith("-")), None)
+    default = TrainCommand(name or "", load_recipe(find_recipe(name))) if name else tyro.MISSING
+    command = parse(TrainCommand, argv, prog="clearhead train", default=default)
+    run = command.run or Path("runs") / Path(command.recipe).stem
+    train_recipe(command.settings, run, command.resume, command.stop_after, command.tensorboard)
+
+
+def train_recipe(recipe: Recipe, run: Path, resume: bool, stop_after: int | None, tensorboard: bool) -> None:
+    """Train with the terminal's watchers; Ctrl-C says how to go on."""
+    from clearhead.training import loop, report
+
+    watchers = [report.JsonLines(), report.Terminal(), report.Samples(), report.Curve()]
+    if tensorboard:
+        watchers.append(report.TensorBoard())
+    try:
+        done = loop.train(recipe, run, resume=resume, stop_after=stop_after, watchers=watchers)
+    except loop.Interrupted as interrupted:
+        say(f"{interrupted}; saved in {run}; go on with the same command and --resume")
+        raise SystemExit(130) from None
+    say(f"model in {done.checkpoints}, curve in {done.curve_file}, log in {done.metrics_file}")
+
+
+def generate(
+    run: Positional[Path],
+    prompt: Positional[str],
+    max_new_tokens: int = 128,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    stop: tuple[str, ...] = (),
+    device: str = "auto",
+) -> None:
+    """Let a trained model continue a text, as it comes.
+
+    Args:
+        run: the folder of a run.
+        prompt: the text to continue; - reads standard input.
+        max_new_tokens: how many tokens to add at most.
+        temperature: 0 takes the likeliest token; higher is more varied.
+        top_k: draw from the k likeliest tokens; 0: all.
+        top_p: draw from the likeliest tokens that together have this probability.
+        min_p: leave out tokens less likely than this share of the likeliest.
+        repetition_penalty: above 1 makes tokens that were seen less likely.
+        seed: makes the draw repeatable.
+        stop: texts that end the answer.
+        device: auto, cpu or cuda.
+    """
+    from clearhead.generation.decode import stream
+    from clearhead.training.loop import find_device
+    from clearhead.training.run_folder import load_run
+
+    model, tokenizer = load_run(run, find_device(device))
+    text = read_text(prompt)
+    print(text, end="", flush=True)
+    for piece in stream(
+        model,
+        text,
+        tokenizer=tokenizer,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop,
+    ):
+        print(piece, end="", flush=True)
+    print()
+
+
+def evaluate(
+    run: Positional[Path],
+    data: Path | None = None,
+    split: str = "validation",
+    stride: int | None = None,
+    device: str = "auto",
+    as_json: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Loss, perplexity and bits per byte of a trained model.
+
+    Args:
+        run: the folder of a run.
+        data: a folder written by `clearhead prepare` with the same tokenizer; by default the run's own.
+        split: train or validation.
+        stride: tokens between two windows; less than the context gives every token more to look at.
+        device: auto, cpu or cuda.
+        as_json: print one JSON object.
+    """
+    from clearhead.text.shards import Shards
+    from clearhead.training.data import data_folder
+    from clearhead.training.evaluate import evaluate as measure
+    from clearhead.training.loop import find_device
+    from clearhead.training.run_folder import RunFolder, load_run
+
+    model, tokenizer = load_run(run, find_device(device))
+    recipe = RunFolder(run).recipe()
+    folder = (data or data_folder(recipe.data, RunFolder(run))) / split
+    shards = Shards(folder, tokenizer_fingerprint=tokenizer.fingerprint)
+    context = recipe.train.context_length
+    result = measure(model, shards, context_length=context, stride=stride)
+    if as_json:
+        print(json.dumps(vars(result)))
+        return
+    say(f"{result.n_tokens} tokens of {folder}, windows of {context}, stride {stride or context}")
+    say(f"loss            {result.loss:.4f} nats per token")
+    say(f"perplexity      {result.perplexity:.3f}")
+    say(f"bits per byte   {result.bits_per_byte:.4f}")
+
+
+def demo(run: Path = Path("runs/demo"), minutes: float | None = None, resume: bool = False) -> None:
+    """Learn a vocabulary, train a small decoder on Python's own source code, let it write a function.
+
+    Args:
+        run: the folder to leave the model in.
+        minutes: how long to train, instead of the recipe's three minutes.
+        resume: go on from the newest checkpoint.
+    """
+    from clearhead.training.demo import run_demo
+
+    recipe = load_recipe(find_recipe("demo"))
+    if minutes is not None:
+        recipe = replace(recipe, train=replace(recipe.train, minutes=minutes))
+    train_recipe(recipe, run, resume, stop_after=None, tensorboard=False)
+    run_demo(run, say)
+
+
+def show(
+    what: Positional[str],
+    as_json: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """A model's parts and sizes: parameters, shapes, memory, arithmetic per token.
+
+    Args:
+        what: the folder of a run, a recipe, or a model.json.
+        as_json: print one JSON object.
+    """
+    from rich.console import Console
+
+    from clearhead.model.summary import size_lines, summarise, table
+    from clearhead.training.run_folder import find_config
+
+    config = find_config(what)
+    summary = summarise(config)
+    if as_json:
+        print(json.dumps(asdict(summary)))
+        return
+    Console().print(table(summary))
+    for line in size_lines(summary):
+        say(line)
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    "tokenizer train": tokenizer_train,
+    "tokenizer encode": tokenizer_encode,
+    "tokenizer decode": tokenizer_decode,
+    "tokenizer show": tokenizer_show,
+    "prepare": prepare,
+    "train": train,
+    "generate": generate,
+    "evaluate": evaluate,
+    "demo": demo,
+    "show": show,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command line; the entry point of `clearhead`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    warnings.showwarning = lambda message, *args, **kwargs: print(f"note: {message}", file=sys.stderr)
+    try:
+        run_verb(words)
+    except (ValueError, KeyError, OSError) as error:
+        fail(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def run_verb(words: list[str]) -> None:
+    """Find the verb, parse its flags, call it."""
+    for n_words in (2, 1):
+        verb = " ".join(words[:n_words])
+        if verb in VERBS:
+            rest = words[n_words:]
+            if verb == "train":
+                train(rest)
+            else:
+                parse(later(VERBS[verb]), rest, prog=f"clearhead {verb}")()
+            return
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+    elif words[0] == "--version":
+        from clearhead import __version__
+
+        print(f"clearhead {__version__}")
+    else:
+        raise ValueError(f"unknown command {' '.join(words[:2])!r}; choose one of {', '.join(VERBS)}")
+
+
+def overview() -> str:
+    """The help of `clearhead` itself."""
+    width = max(map(len, VERBS))
+    rows = "\n".join(
+        f"  {verb:<{width}}  {(function.__doc__ or '').splitlines()[0]}" for verb, function in VERBS.items()
+    )
+    return (
+        "usage: clearhead <command> ...\n\n"
+        "A Transformer you can see through: text -> tokens -> model -> training -> generation.\n\n"
+        f"{rows}\n\nclearhead <command> --help tells a command's flags."
+    )
+
+
+def parse(target: Callable[..., Any], words: Sequence[str], prog: str, **options: Any) -> Any:
+    """Parse flags with tyro into a dataclass, or into a call of a function that is ready to be made.
+
+    tyro's boxed error becomes the one-line ValueError that every other mistake is.
+    """
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            return tyro.cli(target, prog=prog, args=list(words), **options)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+    raise ValueError(f"{one_line(captured.getvalue())}; see {prog} --help")
+
+
+def later(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """The same signature and help, but the call is returned instead of made."""
+
+    @functools.wraps(function)
+    def bound(*args: Any, **kwargs: Any) -> Callable[[], None]:
+        return functools.partial(function, *args, **kwargs)
+
+    return bound
+
+
+def one_line(box: str) -> str:
+    """The message inside one of tyro's boxes: its first paragraph and the flag it suggests.
+
+    >>> one_line("╭─ Unrecognized ─╮\\n│ Unrecognized options: --lrr │\\n│ ──── │\\n│ Perhaps: │\\n╰──╯")
+    'Unrecognized options: --lrr'
+    """
+    lines = [line.strip("│ \n") for line in box.splitlines() if not re.match(r"[╭╰]", line)]
+    message: list[str] = []
+    for line in lines:
+        if re.match(r"[─-]{3,}", line):
+            break
+        message.append(line)
+    near = re.search(r"Perhaps you meant:\s*\n?[│\s]*(--[\w.-]+)", box)
+    hint = f"; did you mean {near.group(1)}?" if near else ""
+    return (" ".join(message).strip() or "the command line could not be read") + hint
+
+
+def fail(error: Exception) -> NoReturn:
+    """One line on stderr, exit code 2."""
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    print(f"clearhead: {' '.join(str(text).split())}", file=sys.stderr)
+    raise SystemExit(2) from None
+
+
+def open_tokenizer(path: Path) -> "Tokenizer":
+    """The tokenizer in this file or folder."""
+    from clearhead.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(path)
+
+
+def read_text(text: str) -> str:
+    """The text itself; - reads standard input as UTF-8."""
+    return sys.stdin.buffer.read().decode("utf-8", "replace") if text == "-" else text
+
+
+def say(text: str) -> None:
+    """Print a line for people."""
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

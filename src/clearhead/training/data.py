@@ -1,0 +1,96 @@
+"""From a recipe's [data] to a tokenizer and shards: learn the vocabulary, encode the text, both only once.
+
+The vocabulary is learned from the training text alone; what the model is measured on, it has never seen.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from clearhead.text.bpe import train_bpe
+from clearhead.text.corpus import Corpus, open_corpus, split_corpus
+from clearhead.text.shards import Shards, prepare
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.recipe import DataConfig
+from clearhead.training.run_folder import RunFolder
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A tokenizer and the two splits of a corpus as token shards."""
+
+    tokenizer: Tokenizer
+    train: Shards
+    validation: Shards
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the very bytes of the training tokens."""
+        return self.train.fingerprint
+
+
+def prepare_data(data: DataConfig, run: RunFolder, note: Callable[[str], None]) -> PreparedData:
+    """The tokenizer and the shards of a recipe, made in the run's folder unless `source` is a prepared
+    folder.
+
+    What an earlier, killed run finished is kept; the rest is made again. `note` hears what is done, in one
+    line each.
+    """
+    folder = data_folder(data, run)
+    if folder != run.data:
+        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    else:
+        corpus = open_corpus(
+            data.source, field=data.field, document_separator=data.document_separator, strict=data.strict
+        )
+        tokenizer = find_tokenizer(data, corpus, run, note)
+        index = prepare(
+            data.source,
+            tokenizer,
+            folder,
+            field=data.field,
+            document_separator=data.document_separator,
+            strict=data.strict,
+        )
+        note(
+            f"{index['train']['tokens']:,} tokens to learn from, {index['validation']['tokens']:,} to validate"
+        )
+    return open_data(folder, tokenizer)
+
+
+def data_folder(data: DataConfig, run: RunFolder) -> Path:
+    """Where the shards of a run lie: in `source`, when that is a prepared folder, else in the run's own."""
+    source = Path(data.source)
+    return source if (source / "tokenizer.json").is_file() and (source / "train").is_dir() else run.data
+
+
+def open_data(folder: Path, tokenizer: Tokenizer) -> PreparedData:
+    """The two splits in a prepared folder. Raises ValueError when another tokenizer made them."""
+    train, validation = (
+        Shards(folder / split, tokenizer_fingerprint=tokenizer.fingerprint)
+        for split in ("train", "validation")
+    )
+    return PreparedData(tokenizer, train, validation)
+
+
+def find_tokenizer(
+    data: DataConfig, corpus: Corpus, run: RunFolder, note: Callable[[str], None]
+) -> Tokenizer:
+    """The recipe's tokenizer, the one this run learned before, or a new one."""
+    if data.tokenizer is not None:
+        return Tokenizer.load(data.tokenizer)
+    if run.tokenizer_file.is_file():
+        return Tokenizer.load(run.tokenizer_file)
+    note(f"learning a vocabulary of {data.vocab_size} tokens from {corpus.name}")
+    vocab, merges = train_bpe(training_text(corpus), data.vocab_size, (END_OF_TEXT,), data.splitter)
+    tokenizer = Tokenizer(vocab, merges, (END_OF_TEXT,), data.splitter)
+    tokenizer.save(run.tokenizer_file)
+    note(f"{corpus.report.summary()}; {len(merges)} merges learned")
+    return tokenizer
+
+
+def training_text(corpus: Corpus) -> Iterator[str]:
+    """The documents that are not kept for validation."""
+    return (text for split, text in split_corpus(corpus) if split == "train")

@@ -1,0 +1,426 @@
+"""The training loop: batches in, a better model out, nothing hidden.
+
+    for each step:  loss = sum of token losses over all micro-batches / number of target tokens in the step
+                    gradients of it, clipped to one norm;  is all of it finite?;  AdamW;  every so often look
+                    and save
+
+Nothing random is hidden state. The batch of a step is a pure function of (seed, step); dropout is seeded from
+(seed, step, first sample) before each micro-batch. So a run that is killed and resumed ends with the very
+same bits.
+"""
+
+import hashlib
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.generation.decode import generate
+from clearhead.model.transformer import Transformer
+from clearhead.text.batches import Batch, Batches
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.checkpoint import checkpoints, load_checkpoint, lock_run, save_checkpoint
+from clearhead.training.data import PreparedData, prepare_data
+from clearhead.training.evaluate import evaluate
+from clearhead.training.objectives import token_loss
+from clearhead.training.optim import SCHEDULES, AdamW, clip_gradients, parameter_groups
+from clearhead.training.recipe import Recipe, TrainConfig, differences, save_recipe, with_vocabulary
+from clearhead.training.report import Watcher
+from clearhead.training.run_folder import RunFolder
+
+
+class Interrupted(Exception):
+    """Training was asked to stop (Ctrl-C, SIGTERM) and has saved its state at `step`."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after {step} steps")
+        self.step = step
+
+
+def train(
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    stop_after: int | None = None,
+    watchers: Sequence[Watcher] = (),
+) -> RunFolder:
+    """Run a recipe in `folder` from text to trained weights, or go on where its newest checkpoint left off.
+
+    `stop_after`: save and return after this many steps in all; the schedule does not change. Raises
+    ValueError for a recipe that cannot work and for a folder that holds another run, Interrupted after Ctrl-C
+    or SIGTERM, when the state is saved.
+    """
+    recipe.check()
+    run = RunFolder(folder)
+    if resume and not run.exists():
+        raise FileNotFoundError(f"{run.path} holds no run to resume; leave --resume away to start one")
+    if not resume and run.exists():
+        raise ValueError(
+            f"{run.path} already holds a run; add --resume to go on with it, or choose another folder"
+        )
+    run.path.mkdir(parents=True, exist_ok=True)
+    with lock_run(run.path):
+        note = _announcer(watchers)
+        if resume:
+            recipe = _same_recipe(run.recipe(), recipe, run)
+        data = prepare_data(recipe.data, run, note)
+        recipe = _fit_vocabulary(recipe, data.tokenizer)
+        trainer = Trainer(recipe, run, data, watchers)
+        trainer.start(resume)
+        trainer.go(stop_after)
+    return run
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Loss in nats per target token, the gradient's norm before clipping, target tokens: of one step."""
+
+    loss: float
+    norm: float
+    n_targets: int
+
+
+class Trainer:
+    """One run: its model, optimizer and data, and the few methods that move it forward."""
+
+    def __init__(
+        self, recipe: Recipe, run: RunFolder, data: PreparedData, watchers: Sequence[Watcher]
+    ) -> None:
+        self.recipe, self.run, self.data, self.watchers = recipe, run, data, watchers
+        self.note = _announcer(watchers)
+        self.settings = recipe.train
+        self.device = find_device(self.settings.device)
+        self.model = Transformer(recipe.model, seed=self.settings.seed).to(self.device)
+        self.optimizer = make_optimizer(self.model, self.settings)
+        self.batches = Batches(
+            data.train,
+            self.settings.batch_size,
+            self.settings.context_length,
+            seed=self.settings.seed,
+            document_mask=self.settings.document_mask,
+        )
+        self.forward: Callable[..., Tensor] = self._compiled() if self._compile() else self.model
+        self.step = 0
+        self.tokens = 0
+        self.skipped = 0
+
+    def start(self, resume: bool) -> None:
+        """Fix the number of steps; write the run's folder, or load its newest valid checkpoint."""
+        if resume and checkpoints(self.run.path):
+            state = load_checkpoint(self.run.path, self.model, self.optimizer)
+            self._check_fingerprint(state)
+            self.step, self.tokens, steps = int(state["step"]), int(state["tokens"]), int(state["steps"])
+        else:
+            steps = self._count_steps()
+        self.settings = replace(self.settings, steps=steps, tokens=None, minutes=None)
+        self.recipe = replace(self.recipe, train=self.settings)
+        self.steps = steps
+        save_recipe(self.recipe, self.run.recipe_file)
+        self.run.write_config(self.model.config)
+        self.data.tokenizer.save(self.run.tokenizer_file)
+
+    def go(self, stop_after: int | None = None) -> None:
+        """Train until the budget, `stop_after` or a signal ends it; always end with a checkpoint."""
+        last = self.steps if stop_after is None else min(self.steps, stop_after)
+        for watcher in self.watchers:
+            watcher.on_start(self.run, self.step, self.steps)
+        try:
+            with stop_requests() as stop_requested:
+                while self.step < last and not stop_requested():
+                    self._take_step()
+                    if self.step % self.settings.save_every == 0 and self.step < last:
+                        self.save()
+                interrupted = self.step < last
+            if not checkpoints(self.run.path) or self._saved_step() != self.step:
+                self.save()
+            if interrupted:
+                raise Interrupted(self.step)
+        finally:
+            for watcher in self.watchers:
+                watcher.on_end()
+
+    def save(self) -> None:
+        """Write a checkpoint of this very moment."""
+        for watcher in self.watchers:
+            watcher.before_save(self.step)
+        state = {
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "fingerprint": self._fingerprint(),
+            "torch": torch.__version__,
+        }
+        save_checkpoint(
+            self.run.path, self.step, self.model, self.optimizer, state=state, keep=self.settings.keep
+        )
+
+    def _take_step(self) -> None:
+        started = time.perf_counter()
+        settings, step = self.settings, self.step
+        lr = learning_rate(settings, step, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        result = self._learn(step)
+        self.step, self.tokens = step + 1, self.tokens + result.n_targets
+        seconds = time.perf_counter() - started
+        metrics = {
+            "loss": result.loss,
+            "norm": result.norm,
+            "lr": lr,
+            "tokens": self.tokens,
+            "seconds": seconds,
+            "tokens_per_second": result.n_targets / seconds,
+        }
+        for watcher in self.watchers:
+            watcher.on_step(step, metrics)
+        if self.step % settings.eval_every == 0 or self.step == self.steps:
+            self._look(step)
+        if settings.sample_every and (self.step % settings.sample_every == 0 or self.step == self.steps):
+            self._sample(step)
+
+    def _learn(self, step: int) -> StepResult:
+        """One optimizer step: forward and backward over the micro-batches, the finite check, the update."""
+        settings = self.settings
+        first = step * settings.accumulation
+        parts = [self.batches.batch(first + i) for i in range(settings.accumulation)]
+        n_targets = sum(int((part.targets != -100).sum()) for part in parts)
+        self.model.train()
+        total = torch.zeros((), device=self.device)
+        for part in parts:
+            torch.manual_seed(dropout_seed(settings.seed, step, part.first_sample))
+            loss = self._loss(part) / max(n_targets, 1)
+            loss.backward()
+            total += loss.detach()
+        norm = clip_gradients(self.model.parameters(), settings.clip or math.inf)
+        loss_value, norm_value = torch.stack([total, norm]).tolist()  # the step's one wait for the device
+        if math.isfinite(loss_value) and math.isfinite(norm_value):
+            self.optimizer.step()
+            self.skipped = 0
+        else:
+            self._refuse(step, loss_value)
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss_value, norm_value, n_targets)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        """Sum of the token losses of one micro-batch."""
+        documents = None if batch.documents is None else batch.documents.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16"):
+            logits = self.forward(batch.inputs.to(self.device), documents=documents)
+        loss, _ = token_loss(logits, batch.targets.to(self.device))
+        return loss
+
+    def _refuse(self, step: int, loss: float) -> None:
+        """A loss or a gradient is not finite: no update; stop, or skip a bounded number of times in a row."""
+        culprit = "the loss" if not math.isfinite(loss) else first_nonfinite_gradient(self.model)
+        message = f"step {step + 1}: {culprit} is not finite; no update was made"
+        self.skipped += 1
+        if self.settings.on_nonfinite == "stop":
+            raise ValueError(f"{message}; lower train.lr or train.clip, or set train.on_nonfinite=skip")
+        if self.skipped > self.settings.max_skips:
+            raise ValueError(
+                f"{message}; that was {self.skipped} times in a row (max_skips={self.settings.max_skips})"
+            )
+        self.note(message)
+
+    def _look(self, step: int) -> None:
+        """Loss on the validation text: part of it on the way, all of it at the end."""
+        settings = self.settings
+        result = evaluate(
+            self.model,
+            self.data.validation,
+            batch_size=settings.batch_size,
+            context_length=settings.context_length,
+            max_tokens=None if self.step == self.steps else settings.eval_tokens,
+        )
+        metrics = {
+            "validation_loss": result.loss,
+            "perplexity": result.perplexity,
+            "bits_per_byte": result.bits_per_byte,
+        }
+        for watcher in self.watchers:
+            watcher.on_evaluation(step, metrics)
+
+    def _sample(self, step: int) -> None:
+        settings = self.settings
+        text = generate(
+            self.model,
+            settings.sample_prompt,
+            tokenizer=self.data.tokenizer,
+            max_new_tokens=settings.sample_tokens,
+            temperature=0.8,
+            seed=settings.seed,
+            overflow="slide",
+        )
+        for watcher in self.watchers:
+            watcher.on_sample(step, settings.sample_prompt + str(text))
+
+    def _count_steps(self) -> int:
+        """The budget as a number of steps."""
+        settings = self.settings
+        if settings.steps is not None:
+            return settings.steps
+        per_step = settings.batch_size * settings.accumulation * settings.context_length
+        if settings.tokens is not None:
+            return math.ceil(settings.tokens / per_step)
+        assert settings.minutes is not None, "Recipe.check() demands one budget"
+        seconds = self._measure()
+        steps = max(1, int(settings.minutes * 60 / seconds))
+        self.note(f"{settings.minutes:g} minutes at {seconds:.3f} s per step: {steps} steps")
+        return steps
+
+    def _measure(self, n_steps: int = 12, unmeasured: int = 4) -> float:
+        """Median seconds of a step. The steps are real, but weights and optimizer are put back afterwards."""
+        before = {name: value.clone() for name, value in self.model.state_dict().items()}
+        times = []
+        for step in range(n_steps):
+            started = time.perf_counter()
+            self._learn(step)
+            times.append(time.perf_counter() - started)
+        self.model.load_state_dict(before)
+        self.optimizer = make_optimizer(self.model, self.settings)
+        return sorted(times[unmeasured:])[(n_steps - unmeasured) // 2]
+
+    def _compile(self) -> bool:
+        choice = self.settings.compile
+        if choice == "auto":
+            chosen = self.device.type == "cuda"
+            self.note(f"compile=auto: {'compiled, on a GPU' if chosen else 'not compiled, on a CPU'}")
+            return chosen
+        return choice == "on"
+
+    def _compiled(self) -> Callable[..., Tensor]:
+        return torch.compile(self.model)
+
+    def _fingerprint(self) -> str:
+        """A hash of what a checkpoint must share with the run that resumes it: tokenizer, data, model,
+        seed.
+        """
+        parts = (
+            self.data.tokenizer.fingerprint,
+            self.data.fingerprint,
+            repr(self.model.config),
+            repr(self.settings.seed),
+        )
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def _check_fingerprint(self, state: dict[str, Any]) -> None:
+        if state["fingerprint"] != self._fingerprint():
+            raise ValueError(
+                f"the checkpoints in {self.run.path} were made with another corpus, tokenizer or model; "
+                "resume with what they were made with, or start a new run"
+            )
+
+    def _saved_step(self) -> int:
+        return int(checkpoints(self.run.path)[0].name.removeprefix("step-"))
+
+
+def learning_rate(settings: TrainConfig, step: int, steps: int) -> float:
+    """The rate of step `step` (from 0): up over the warm-up, then down to `min_lr` just after the last
+    step.
+    """
+    warmup_steps = round(settings.warmup * steps)
+    return SCHEDULES[settings.schedule](step + 1, settings.lr, settings.min_lr, warmup_steps, steps + 1)
+
+
+def make_optimizer(model: nn.Module, settings: TrainConfig) -> AdamW:
+    """AdamW over the model's parameters, without decay on vectors."""
+    return AdamW(
+        parameter_groups(model, settings.weight_decay),
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name; "auto": cuda if there is one, else cpu."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device={name!r} is unknown; try auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r} was asked for, but this PyTorch sees no CUDA GPU; use device=cpu")
+    return device
+
+
+def dropout_seed(seed: int, step: int, first_sample: int) -> int:
+    """Where dropout's random numbers of a micro-batch start: a function of (seed, step, first sample)
+    alone.
+    """
+    digest = hashlib.sha256(f"{seed} {step} {first_sample}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1  # a non-negative 64-bit integer
+
+
+def first_nonfinite_gradient(model: nn.Module) -> str:
+    """The name of the first parameter whose gradient has an infinite or NaN value."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+            return f"the gradient of {name}"
+    return "the gradient's norm"
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a question the loop asks after each step. A second Ctrl-C stops at once."""
+    requested = False
+
+    def ask(signum: int, frame: object) -> None:
+        nonlocal requested
+        if requested and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        requested = True
+
+    try:
+        previous = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever runs us handles signals
+        previous = {}
+    try:
+        yield lambda: requested
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def _announcer(watchers: Sequence[Watcher]) -> Callable[[str], None]:
+    def note(text: str) -> None:
+        for watcher in watchers:
+            watcher.on_note(text)
+
+    return note
+
+
+def _same_recipe(old: Recipe, new: Recipe, run: RunFolder) -> Recipe:
+    """The recipe of the run; what the caller gives must agree with it. The budget was fixed when the run
+    began.
+    """
+    budget = {"steps": old.train.steps, "minutes": None, "tokens": None}
+    vocabulary = {"vocab_size": old.model.vocab_size}
+    changed = differences(
+        old,
+        replace(new, train=replace(new.train, **budget), model=new.model.replace(**vocabulary)),
+    )
+    if changed:
+        raise ValueError(
+            f"{run.path} was started with another recipe ({'; '.join(changed)}); undo that to resume"
+        )
+    return old
+
+
+def _fit_vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
+    wanted, default = recipe.model.vocab_size, type(recipe.model)().vocab_size
+    if wanted not in (tokenizer.vocab_size, default, recipe.data.vocab_size):
+        raise ValueError(
+            f"model.vocab_size={wanted} but the tokenizer has {tokenizer.vocab_size} tokens; "
+            "leave model.vocab_size away, it follows from the tokenizer"
+        )
+    return with_vocabulary(recipe, tokenizer.vocab_size)

@@ -1,0 +1,181 @@
+"""A recipe: everything that decides a run, as plain data. TOML in, TOML out, and one command-line flag per
+field.
+
+    [data]   which text, which vocabulary      [model]  which Transformer      [train]  how it learns
+
+A run saves its recipe with every choice filled in, so the run can be repeated from its folder alone.
+"""
+
+import tomllib
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from clearhead.model.config import ModelConfig, check_field_names, check_field_types
+
+Schedule = Literal["cosine", "linear", "constant"]
+Compile = Literal["auto", "on", "off"]
+DType = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text, and how it becomes token ids."""
+
+    source: str = "python"  # file, folder, glob, or a built-in corpus: python, pydoc
+    field: str = "text"  # the field that holds the text, in .jsonl and .parquet
+    document_separator: str | None = None  # text that divides a file into documents
+    tokenizer: str | None = None  # a tokenizer to use; None: learn one from the training text
+    vocab_size: int = 4096  # size of the vocabulary to learn
+    splitter: str = "gpt2"  # how text is cut before merging, when learning
+    strict: bool = False  # stop at the first broken piece of text instead of counting it
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How the model learns. Exactly one budget: `steps`, `tokens` or `minutes`."""
+
+    steps: int | None = None  # optimizer steps
+    tokens: int | None = None  # target tokens; becomes a number of steps
+    minutes: float | None = None  # becomes a number of steps after a short measured warm-up
+    batch_size: int = 16  # sequences in a forward pass
+    accumulation: int = 1  # forward passes in an optimizer step
+    context_length: int = 256  # tokens in a sequence
+    document_mask: bool = False  # tokens see their own document only, positions restart in each
+    lr: float = 3e-3  # highest learning rate
+    min_lr: float = 0.0  # learning rate at the end
+    warmup: float = 0.05  # share of the steps in which the learning rate rises from 0
+    schedule: Schedule = "linear"  # how it falls after that
+    beta1: float = 0.9  # AdamW: memory of the gradient's mean
+    beta2: float = 0.95  # AdamW: memory of the gradient's square
+    eps: float = 1e-8  # AdamW: keeps the division finite
+    weight_decay: float = 0.1  # on matrices; never on biases, norms or other vectors
+    clip: float = 1.0  # highest norm of the gradient; 0: no clipping
+    seed: int = 0  # of the initial weights, the order of the data and dropout
+    dtype: DType = "float32"  # of the weights and the arithmetic
+    device: str = "auto"  # auto: cuda if there is one, else cpu
+    compile: Compile = "auto"  # torch.compile; auto: on a GPU only, on a CPU it seldom pays for itself
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # what to do at an infinite or NaN loss or gradient
+    max_skips: int = 10  # "skip" gives up after this many in a row
+    eval_every: int = 200  # steps between two looks at the validation text
+    eval_tokens: int = 20_000  # how much of it; at the end the whole of it is used
+    sample_every: int = 0  # steps between two samples of the model's own text; 0: none
+    sample_prompt: str = "def "
+    sample_tokens: int = 64
+    save_every: int = 500  # steps between two checkpoints
+    keep: int = 2  # checkpoints kept
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        for name in (
+            "batch_size",
+            "accumulation",
+            "context_length",
+            "eval_every",
+            "eval_tokens",
+            "save_every",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("steps", "tokens", "minutes"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+        if self.keep < 2:
+            raise ValueError(
+                f"keep={self.keep} must be at least 2, so that one good checkpoint is always left"
+            )
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup={self.warmup} is a share of the steps, at least 0 and below 1")
+        if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
+            raise ValueError(f"lr={self.lr} must be above 0 and min_lr={self.min_lr} between 0 and lr")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One reproducible run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def check(self) -> None:
+        """Raise ValueError for parts that do not fit each other."""
+        if self.train.context_length > self.model.max_len:
+            raise ValueError(
+                f"train.context_length={self.train.context_length} exceeds model.max_len={self.model.max_len}; "
+                "raise max_len or shorten the context"
+            )
+        budgets = {name: getattr(self.train, name) for name in ("steps", "tokens", "minutes")}
+        given = [f"{name}={value}" for name, value in budgets.items() if value is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give exactly one budget of train.steps, train.tokens, train.minutes; got {', '.join(given) or 'none'}"
+            )
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """The recipe in a TOML file. An unknown key or a wrong type raises ValueError naming the file and the
+    key.
+    """
+    path = Path(path)
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from None
+    try:
+        return recipe_from_dict(tables)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def recipe_from_dict(tables: dict[str, Any]) -> Recipe:
+    """The recipe of these tables; what is not given keeps its default."""
+    check_field_names(Recipe, tables, "recipe")
+    parts = {}
+    for part in fields(Recipe):
+        table = tables.get(part.name, {})
+        if not isinstance(table, dict):
+            raise ValueError(f"[{part.name}] must be a table of settings, not {table!r}")
+        cls = type(getattr(Recipe(), part.name))
+        check_field_names(cls, table, part.name)
+        parts[part.name] = cls(**table)
+    return Recipe(**parts)
+
+
+def find_recipe(name: str | Path) -> Path:
+    """A recipe file: the path itself, or the recipe of this name that comes with clearhead."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    package = Path(__file__).parents[1]
+    for folder in (package / "recipes", package.parents[1] / "recipes"):  # in a wheel, in a checkout
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    raise FileNotFoundError(f"no recipe {str(name)!r}; give a TOML file, or the name of one in recipes/")
+
+
+def save_recipe(recipe: Recipe, path: str | Path) -> None:
+    """Write the recipe with every choice filled in. TOML has no null: a missing key means none."""
+    tables = {
+        name: {key: value for key, value in table.items() if value is not None}
+        for name, table in asdict(recipe).items()
+    }
+    Path(path).write_text(tomli_w.dumps(tables), encoding="utf-8")
+
+
+def differences(old: Recipe, new: Recipe) -> list[str]:
+    """The settings in which two recipes differ, as `train.lr: 0.003 -> 0.001`."""
+    before, after = asdict(old), asdict(new)
+    return [
+        f"{part}.{key}: {before[part][key]} -> {after[part][key]}"
+        for part in before
+        for key in before[part]
+        if before[part][key] != after[part][key]
+    ]
+
+
+def with_vocabulary(recipe: Recipe, vocab_size: int) -> Recipe:
+    """The recipe with the model's vocabulary set to the tokenizer's."""
+    return replace(recipe, model=recipe.model.replace(vocab_size=vocab_size))

@@ -1,0 +1,257 @@
+"""The log of a run. The loop tells its watchers what happens; each watcher writes it down in its own way.
+
+JsonLines    metrics.jsonl, one line per step and evaluation; cut back to the checkpoint on resume
+Terminal     progress while it runs: loss, bits per byte, tokens per second, time left
+Curve        loss.png
+Samples      samples.txt
+TensorBoard  with the extra `clearhead[tensorboard]`
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from clearhead.training.run_folder import RunFolder
+
+# What differs between two runs of the same recipe: everything else in the log is equal bit for bit.
+TIMINGS = ("seconds", "tokens_per_second")
+
+
+class Watcher:
+    """Hears what happens in a run. All methods do nothing; a watcher overrides those it cares about."""
+
+    def on_note(self, text: str) -> None:
+        """A choice the loop made, or a thing worth knowing, in one line."""
+
+    def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
+        """Training starts at `first_step` (0, or where a checkpoint left off) and ends at `steps`."""
+
+    def on_step(self, step: int, metrics: dict[str, Any]) -> None:
+        """A step is done: loss, norm, lr, tokens, seconds, tokens_per_second."""
+
+    def on_evaluation(self, step: int, metrics: dict[str, Any]) -> None:
+        """The validation text was looked at: validation_loss, perplexity, bits_per_byte."""
+
+    def on_sample(self, step: int, text: str) -> None:
+        """The model wrote something."""
+
+    def before_save(self, step: int) -> None:
+        """A checkpoint is about to be written: make durable what belongs to it."""
+
+    def on_end(self) -> None:
+        """Training is over, finished or interrupted."""
+
+
+class JsonLines(Watcher):
+    """metrics.jsonl: one JSON object per line, `step` first."""
+
+    def __init__(self) -> None:
+        self.file: TextIO | None = None
+
+    def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
+        keep_lines_before(run.metrics_file, first_step)
+        self.file = run.metrics_file.open("a", encoding="utf-8")
+
+    def on_step(self, step: int, metrics: dict[str, Any]) -> None:
+        self._write({"step": step, **metrics})
+
+    def on_evaluation(self, step: int, metrics: dict[str, Any]) -> None:
+        self._write({"step": step, **metrics})
+
+    def before_save(self, step: int) -> None:
+        if self.file is not None:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+
+    def on_end(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        assert self.file is not None, "on_start comes first"
+        self.file.write(json.dumps(entry) + "\n")
+
+
+def keep_lines_before(metrics_file: Path, step: int) -> None:
+    """Cut a log back to the lines of steps below `step`; a torn last line goes too."""
+    lines = [entry for entry in read_metrics(metrics_file) if entry["step"] < step]
+    temporary = metrics_file.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(entry) + "\n" for entry in lines), encoding="utf-8")
+    temporary.replace(metrics_file)
+
+
+def read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
+    """The entries of a log, up to the first line that is not whole."""
+    entries: list[dict[str, Any]] = []
+    if not metrics_file.is_file():
+        return entries
+    for line in metrics_file.read_bytes().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+            break
+        entries.append(entry)
+    return entries
+
+
+class Terminal(Watcher):
+    """A live line on a terminal; on anything else a plain line every so often."""
+
+    def __init__(self, console: Console | None = None, seconds_between_lines: float = 15.0) -> None:
+        self.console = console or Console(stderr=True)
+        self.pause = seconds_between_lines
+        self.last_line = 0.0
+        self.bits: float | None = None
+        self.steps = 0
+        self.progress: Progress | None = None
+        self.task: TaskID | None = None
+
+    def on_note(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+    def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
+        self.steps = steps
+        self.last_line = time.monotonic()
+        if not self.console.is_terminal:
+            return
+        self.progress = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self.progress.start()
+        self.task = self.progress.add_task("train", total=steps, completed=first_step, figures="")
+
+    def on_step(self, step: int, metrics: dict[str, Any]) -> None:
+        figures = f"loss {metrics['loss']:.3f}  {metrics['tokens_per_second']:,.0f} tokens/s"
+        if self.bits is not None:
+            figures = f"{figures}  {self.bits:.3f} bits/byte"
+        if self.progress is not None and self.task is not None:
+            self.progress.update(self.task, completed=step + 1, figures=figures)
+        elif time.monotonic() - self.last_line >= self.pause:
+            self.last_line = time.monotonic()
+            self.on_note(f"step {step + 1}/{self.steps}  {figures}")
+
+    def on_evaluation(self, step: int, metrics: dict[str, Any]) -> None:
+        self.bits = metrics["bits_per_byte"]
+        self.on_note(
+            f"step {step + 1}: validation loss {metrics['validation_loss']:.4f}, "
+            f"perplexity {metrics['perplexity']:.2f}, {metrics['bits_per_byte']:.4f} bits per byte"
+        )
+
+    def on_sample(self, step: int, text: str) -> None:
+        self.on_note(f"step {step + 1}, the model writes:\n{text}")
+
+    def on_end(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+
+class Samples(Watcher):
+    """samples.txt: what the model wrote, and when."""
+
+    def __init__(self) -> None:
+        self.file: Path | None = None
+
+    def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
+        self.file = run.samples_file
+
+    def on_sample(self, step: int, text: str) -> None:
+        assert self.file is not None, "on_start comes first"
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(f"--- step {step + 1}\n{text}\n")
+
+
+class Curve(Watcher):
+    """loss.png: training and validation loss over steps, drawn at each checkpoint and at the end."""
+
+    def __init__(self) -> None:
+        self.run: RunFolder | None = None
+
+    def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
+        self.run = run
+
+    def on_end(self) -> None:
+        if self.run is not None:
+            draw_curve(self.run)
+
+
+def draw_curve(run: RunFolder) -> None:
+    """Draw metrics.jsonl into loss.png: loss in nats per token, the training loss also as a running mean."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    entries = read_metrics(run.metrics_file)
+    training = [(e["step"] + 1, e["loss"]) for e in entries if "loss" in e]
+    validation = [(e["step"] + 1, e["validation_loss"]) for e in entries if "validation_loss" in e]
+    if not training:
+        return
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    steps = [step for step, _ in training]
+    losses = [loss for _, loss in training]
+    axes.plot(steps, losses, color="#9bb8d3", linewidth=0.6, label="training, each step")
+    axes.plot(steps, running_mean(losses), color="#1f5a91", linewidth=1.6, label="training, running mean")
+    if validation:
+        axes.plot(
+            *zip(*validation, strict=True), color="#c8502d", marker="o", markersize=3.5, label="validation"
+        )
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title=run.path.name)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(run.curve_file)
+
+
+def running_mean(values: list[float], memory: float = 0.95) -> list[float]:
+    """Exponential running mean, corrected for its start: each value counts `memory` times less than the next.
+
+    >>> running_mean([2.0, 2.0, 2.0])
+    [2.0, 2.0, 2.0]
+    """
+    means, total, weight = [], 0.0, 0.0
+    for value in values:
+        total, weight = memory * total + (1 - memory) * value, memory * weight + (1 - memory)
+        means.append(total / weight)
+    return means
+
+
+class TensorBoard(Watcher):
+    """Scalars for TensorBoard, in the run's own folder."""
+
+    def __init__(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError(
+                "TensorBoard is not installed; run: pip install 'clearhead[tensorboard]'"
+            ) from None
+        self._writer_class = SummaryWriter
+        self.writer: Any = None
+
+    def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
+        self.writer = self._writer_class(str(run.path / "tensorboard"), purge_step=first_step)
+
+    def on_step(self, step: int, metrics: dict[str, Any]) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+
+    def on_evaluation(self, step: int, metrics: dict[str, Any]) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+
+    def on_end(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
