@@ -5,6 +5,7 @@ prints, compares, hashes and travels as JSON or TOML. The constructors in the ot
 names a published model.
 """
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
@@ -61,27 +62,16 @@ class ModelConfig:
     init: InitialWeights = "course"  # a row of the table in initial.py
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # a number from TOML or JSON can have the wrong type
-            _check_type(field.name, getattr(self, field.name), field.type)
+        check_field_types(self)
         for name in ("vocab_size", "max_len", "d_model", "n_layers", "n_heads"):
             _check_positive(name, getattr(self, name))
-        if self.d_head is None and self.d_model % self.n_heads:
-            raise ValueError(
-                f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}; "
-                "choose another number of heads or give d_head"
-            )
-        self._derive("n_kv_heads", self.n_heads)
-        self._derive("d_head", self.d_model // self.n_heads)
-        self._derive("d_ff", default_d_ff(self.d_model, gated=self.gated))
-        for name in ("n_kv_heads", "d_head", "d_ff"):
-            _check_positive(name, getattr(self, name))
+        check_heads(self.d_model, self.n_heads, self.n_kv_heads, self.d_head)
+        for name, value in self._derived().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)  # the dataclass is frozen; this is still construction
+        _check_positive("d_ff", self.ff_width)
         if self.window is not None:
             _check_positive("window", self.window)
-        if self.n_heads % self.kv_heads:
-            raise ValueError(
-                f"n_heads={self.n_heads} is not divisible by n_kv_heads={self.n_kv_heads}; "
-                "each key/value head serves the same number of query heads"
-            )
         if self.positions == "rotary" and self.head_width % 2:
             raise ValueError(
                 f"d_head={self.d_head} is odd and positions='rotary' turns pairs of features; "
@@ -90,12 +80,22 @@ class ModelConfig:
         for name in ("embed_dropout", "attn_dropout", "residual_dropout", "ff_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not a probability in [0, 1)")
-        if self.norm_eps < 0:
-            raise ValueError(f"norm_eps={self.norm_eps} is negative")
+        if self.positions.startswith("sinusoidal") and self.d_model % 2:
+            raise ValueError(
+                f"d_model={self.d_model} is odd and positions={self.positions!r} fills pairs of features"
+            )
+        if not 0 < self.rotary_theta < math.inf:
+            raise ValueError(f"rotary_theta={self.rotary_theta} must be a positive number")
+        if not 0 <= self.norm_eps < math.inf:
+            raise ValueError(f"norm_eps={self.norm_eps} must be a number of at least 0")
 
-    def _derive(self, name: str, value: int) -> None:
-        if getattr(self, name) is None:
-            object.__setattr__(self, name, value)  # the dataclass is frozen; this is still construction
+    def _derived(self) -> dict[str, int]:
+        """The sizes that follow from others when they are not given."""
+        return {
+            "n_kv_heads": self.n_heads,
+            "d_head": self.d_model // self.n_heads,
+            "d_ff": default_d_ff(self.d_model, gated=self.gated),
+        }
 
     @property
     def kv_heads(self) -> int:
@@ -126,8 +126,13 @@ class ModelConfig:
         return cls(**values)
 
     def replace(self, **changes: Any) -> "ModelConfig":
-        """A copy with some fields changed."""
-        return replace(self, **changes)
+        """A copy with some fields changed; a size that followed from others follows the new ones.
+
+        >>> ModelConfig(d_model=256, n_heads=4).replace(d_model=512).d_head
+        128
+        """
+        follow = {name: None for name, value in self._derived().items() if getattr(self, name) == value}
+        return replace(self, **(follow | changes))
 
 
 def default_d_ff(d_model: int, gated: bool = True) -> int:
@@ -144,6 +149,23 @@ def default_d_ff(d_model: int, gated: bool = True) -> int:
     return max(64, 64 * round(8 * d_model / 3 / 64))
 
 
+def check_heads(d_model: int, n_heads: int, n_kv_heads: int | None, d_head: int | None) -> None:
+    """Raise ValueError unless the width splits into the heads, and the query heads into groups."""
+    for name, value in (("n_heads", n_heads), ("n_kv_heads", n_kv_heads), ("d_head", d_head)):
+        if value is not None:
+            _check_positive(name, value)
+    if d_head is None and d_model % n_heads:
+        raise ValueError(
+            f"d_model={d_model} is not divisible by n_heads={n_heads}; "
+            "choose another number of heads or give d_head"
+        )
+    if n_kv_heads is not None and n_heads % n_kv_heads:
+        raise ValueError(
+            f"n_heads={n_heads} is not divisible by n_kv_heads={n_kv_heads}; "
+            "each key/value head serves the same number of query heads"
+        )
+
+
 def check_field_names(cls: type, values: dict[str, Any], what: str) -> None:
     """Raise ValueError for a key of `values` that is no field of the dataclass `cls`, naming the nearest
     field.
@@ -154,6 +176,14 @@ def check_field_names(cls: type, values: dict[str, Any], what: str) -> None:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             raise ValueError(f"unknown {what} setting {name!r}; {hint}")
+
+
+def check_field_types(config: Any) -> None:
+    """Raise ValueError for a field of a dataclass of scalars that holds another type, as TOML or JSON may
+    give.
+    """
+    for field in fields(config):
+        _check_type(field.name, getattr(config, field.name), field.type)
 
 
 def _check_positive(name: str, value: int) -> None:
