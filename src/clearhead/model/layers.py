@@ -7,6 +7,7 @@ alone; a whole model takes its initial weights from the table in initial.py.
 
 import math
 from collections.abc import Callable
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +57,12 @@ class Embedding(nn.Module):
         nn.init.trunc_normal_(self.weight, mean=0.0, std=1.0, a=-3.0, b=3.0)
 
     def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch D"]:
-        return F.embedding(ids, self.weight)
+        try:
+            return F.embedding(ids, self.weight)
+        except IndexError:  # looking at the ids beforehand would wait for the device
+            raise ValueError(
+                f"ids from {int(ids.min())} to {int(ids.max())} do not fit a table of {len(self.weight)} rows"
+            ) from None
 
 
 class LayerNorm(nn.Module):
@@ -98,9 +104,9 @@ class BatchNorm(nn.Module):
     dimensions.
 
     In training the statistics are the batch's (var divides by n) and running averages are kept: running = (1
-    - momentum) running + momentum batch (there var divides by n - 1); in eval the running ones are used.
-    Ioffe & Szegedy 2015, arXiv:1502.03167. It mixes the sequences of a batch, which is why Transformers avoid
-    it.
+    - momentum) running + momentum batch (there var divides by n - 1); in eval the running ones are used. All
+    in float32 or wider (Ioffe & Szegedy 2015, arXiv:1502.03167). It mixes the sequences of a batch, which is
+    why Transformers avoid it.
     """
 
     running_mean: Tensor
@@ -115,8 +121,9 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(d_model))
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        mean, var = self._statistics(x) if self.training else (self.running_mean, self.running_var)
-        return (x - mean) / torch.sqrt(var + self.eps) * self.weight + self.bias
+        wide = widen(x)
+        mean, var = self._statistics(wide) if self.training else (self.running_mean, self.running_var)
+        return ((wide - mean) / torch.sqrt(var + self.eps) * self.weight + self.bias).to(x.dtype)
 
     def _statistics(self, x: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, " D"], Float[Tensor, " D"]]:
         rows = x.reshape(-1, x.shape[-1])
@@ -133,8 +140,12 @@ class BatchNorm(nn.Module):
 
 
 def make_norm(kind: NormKind, d_model: int, eps: float, bias: bool = True) -> LayerNorm | RMSNorm:
-    """The norm layer of a config: "layer" or "rms"."""
-    return LayerNorm(d_model, eps, bias) if kind == "layer" else RMSNorm(d_model, eps)
+    """The norm layer of a config: "layer" or "rms"; another name raises ValueError."""
+    if kind == "layer":
+        return LayerNorm(d_model, eps, bias)
+    if kind == "rms":
+        return RMSNorm(d_model, eps)
+    raise ValueError(f"norm={kind!r} is unknown; choose one of {', '.join(get_args(NormKind))}")
 
 
 def widen(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -219,13 +230,17 @@ class FeedForward(nn.Module):
         self.up = Linear(d_model, width, bias)
         self.down = Linear(width, d_model, bias)
         self.dropout = nn.Dropout(dropout)
-        self.expand = self._gated if gated else self._plain
+        self.expand = expand_gated if gated else expand_plain
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        return self.down(self.dropout(tap("hidden", self.expand(x))))
+        return self.down(self.dropout(tap("hidden", self.expand(self, x))))
 
-    def _plain(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch F"]:
-        return self.activation(self.up(x))
 
-    def _gated(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch F"]:
-        return self.activation(self.gate(x)) * self.up(x)
+def expand_plain(ff: FeedForward, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch F"]:
+    """act(up(x))."""
+    return ff.activation(ff.up(x))
+
+
+def expand_gated(ff: FeedForward, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch F"]:
+    """act(gate(x)) * up(x)."""
+    return ff.activation(ff.gate(x)) * ff.up(x)
