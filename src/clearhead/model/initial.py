@@ -23,7 +23,10 @@ from clearhead.model.config import ModelConfig
 
 @torch.no_grad()
 def initialise(model: nn.Module, config: ModelConfig, seed: int | None = None) -> None:
-    """Give every weight its initial value by the scheme `config.init`; `seed`: own random numbers."""
+    """Give every weight its initial value by the scheme `config.init`.
+
+    `seed`: random numbers of its own, the same weights on every device; None: torch's global ones.
+    """
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         part, kind = name.split(".")[-2:] if "." in name else ("", name)
@@ -60,9 +63,11 @@ def standard_deviation(config: ModelConfig, part: str, weight: Tensor) -> float:
 
 def draw(weight: Tensor, std: float, cut: float, generator: torch.Generator | None) -> None:
     """Fill `weight` with N(0, std) cut at +-`cut`."""
+    fresh = weight if generator is None else torch.empty_like(weight, device=generator.device)
     if std == 0:
-        weight.zero_()
+        fresh.zero_()
     elif math.isinf(cut):
-        weight.normal_(0.0, std, generator=generator)
+        fresh.normal_(0.0, std, generator=generator)
     else:
-        nn.init.trunc_normal_(weight, 0.0, std, -cut, cut, generator=generator)
+        nn.init.trunc_normal_(fresh, 0.0, std, -cut, cut, generator=generator)
+    weight.copy_(fresh)

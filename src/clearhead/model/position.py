@@ -5,6 +5,7 @@ a position that passed through bfloat16 or a reduced-precision matrix product wo
 on.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -80,7 +81,19 @@ class Rotary(nn.Module):
     def forward(
         self, x: Float[Tensor, "*batch T K"], positions: Int[Tensor, "*positions T"]
     ) -> Float[Tensor, "*batch T K"]:
-        """Turn queries or keys. `positions` broadcasts against x's leading dimensions from the right."""
+        """Turn queries or keys (..., T, K). `positions` is (T), the same for all, or has every dimension of x
+        but the last: for x (B, H, T, K) and positions (B, T), give positions[:, None].
+        """
+        shared = math.prod(positions.shape[:-1]) == 1
+        if x.shape[-1] != self.d_head or x.shape[-2] != positions.shape[-1]:
+            raise ValueError(
+                f"x {tuple(x.shape)} must end in a length of {positions.shape[-1]} and d_head={self.d_head}"
+            )
+        if not shared and positions.dim() != x.dim() - 1:  # (B, T) against (B, H, T, K) would mix up B and H
+            raise ValueError(
+                f"positions {tuple(positions.shape)} must be one row or have every dimension of "
+                f"x {tuple(x.shape)} but the last; insert the missing ones"
+            )
         return rotate(x, self.angles(positions))
 
 
