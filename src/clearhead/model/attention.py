@@ -15,7 +15,8 @@ gradients.
 """
 
 import math
-from typing import Literal, overload
+from collections.abc import Sequence
+from typing import Literal, get_args, overload
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +24,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from clearhead.model.cache import LayerCache
+from clearhead.model.config import QKNorm, check_heads
 from clearhead.model.layers import Linear, RMSNorm, widen
 from clearhead.model.position import Rotation, rotate
 from clearhead.model.tap import listening, tap
 
 
 def causal_mask(
-    queries: Int[Tensor, " T"], keys: Int[Tensor, " S"], window: int | None = None
-) -> Bool[Tensor, "T S"]:
+    queries: Int[Tensor, "*B_1 T"], keys: Int[Tensor, "*B_1 S"], window: int | None = None
+) -> Bool[Tensor, "*B_1 T S"]:
     """Which keys a query may see, from their places in the sequence: its own and earlier ones, `window` at
     most.
 
@@ -38,7 +40,7 @@ def causal_mask(
     tensor([[1, 1, 1, 0],
             [1, 1, 1, 1]], dtype=torch.int32)
     """
-    distance = queries[:, None] - keys[None, :]
+    distance = queries[..., :, None] - keys[..., None, :]
     mask = distance >= 0
     return mask if window is None else mask & (distance < window)
 
@@ -59,10 +61,10 @@ def attend(
     q: Float[Tensor, "*heads T K"],
     k: Float[Tensor, "*kv_heads S K"],
     v: Float[Tensor, "*kv_heads S K_v"],
-    mask: Bool[Tensor, "*#mask T S"] | None = None,
+    mask: Bool[Tensor, "*#mask #T #S"] | None = None,
     *,
     scale: float | None = None,
-    bias: Float[Tensor, "*#bias T S"] | None = None,
+    bias: Float[Tensor, "*#bias #T #S"] | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
     dropout: float = 0.0,
@@ -70,14 +72,14 @@ def attend(
 ) -> Float[Tensor, "*heads T K_v"] | tuple[Float[Tensor, "*heads T K_v"], Float[Tensor, "*heads T S"]]:
     """Scaled dot-product attention over any leading dimensions: softmax(q k^T * scale) v.
 
-    With a head dimension before T, q may have more heads than k and v: query head h uses key/value head h //
-    (H / G). `mask`: True = may attend, broadcasts over the leading dimensions. `scale`: 1/sqrt(K) if None.
-    `bias` is added to the scores; `softcap` c squashes them to c tanh(score / c); `sinks`, one logit per
+    With batch and head dimensions before T, q may have more heads than k and v: query head h uses key/value
+    head h // (H / G). `mask`: True = may attend, broadcasts to the scores. `scale`: 1/sqrt(K) if None.
+    `softcap` c squashes the scores to c tanh(score / c); `bias` is added after that; `sinks`, one logit per
     head, join the softmax and are dropped; `dropout` is the share of weights set to zero (give 0 outside
-    training). Returns the mix, and with `return_weights` also the weights, which are exactly 0 where masked.
-    Raises ValueError when the shapes do not fit.
+    training). Returns the mix, and with `return_weights` also the weights before dropout, which are exactly 0
+    where masked. Raises ValueError when the arguments do not fit together.
     """
-    check_shapes(q, k, v)
+    check_fit(q, k, v, mask, bias, sinks)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     explained = return_weights or listening() or softcap is not None or sinks is not None
     if not explained:
@@ -90,13 +92,13 @@ def attend(
     if bias is not None:
         scores = scores + bias
     weights = tap("weights", masked_softmax(scores, mask, sinks))
-    mixed = F.dropout(weights, dropout) @ v
+    mixed = F.dropout(weights, dropout).to(v.dtype) @ v
     return (mixed, weights) if return_weights else mixed
 
 
 def masked_softmax(
     scores: Float[Tensor, "*heads T S"],
-    mask: Bool[Tensor, "*#mask T S"] | None = None,
+    mask: Bool[Tensor, "*#mask #T #S"] | None = None,
     sinks: Float[Tensor, " H"] | None = None,
 ) -> Float[Tensor, "*heads T S"]:
     """Softmax over the keys that may be seen, in float32 or wider; a row that sees none is all 0, not NaN."""
@@ -112,16 +114,17 @@ def masked_softmax(
     total = exps.sum(-1, keepdim=True)
     if sinks is not None:
         total = total + torch.exp(sinks - top)
-    return (exps / total.clamp(min=torch.finfo(wide.dtype).tiny)).to(scores.dtype)
+    # The largest term is exp(0), so a sum below 1 is 0: the row that sees nothing.
+    return (exps / total.clamp(min=1.0)).to(scores.dtype)
 
 
 def fused_attention(
     q: Float[Tensor, "*heads T K"],
     k: Float[Tensor, "*kv_heads S K"],
     v: Float[Tensor, "*kv_heads S K_v"],
-    mask: Bool[Tensor, "*#mask T S"] | None,
+    mask: Bool[Tensor, "*#mask #T #S"] | None,
     scale: float,
-    bias: Float[Tensor, "*#bias T S"] | None,
+    bias: Float[Tensor, "*#bias #T #S"] | None,
     dropout: float,
 ) -> Float[Tensor, "*heads T K_v"]:
     """The same mix from PyTorch's fused kernel, which never holds the T x S weights."""
@@ -138,20 +141,47 @@ def share_heads(x: Float[Tensor, "*kv_heads S K"], q: Float[Tensor, "*heads T K"
     return x.repeat_interleave(q.shape[-3] // x.shape[-3], dim=-3)
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError unless q, k, v can attend: same width of q and k, same length and heads of k and v."""
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+def check_fit(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None
+) -> None:
+    """Raise ValueError, with all shapes, unless the arguments of `attend` fit together."""
+    problem = find_misfit(q, k, v, mask, bias, sinks)
+    if problem is not None:
+        raise ValueError(f"{problem}: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
+
+
+def find_misfit(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None
+) -> str | None:
+    """What is wrong with these arguments of `attend`, or None."""
+    if min(q.dim(), k.dim(), v.dim()) < 2:
+        return "queries, keys and values need at least a length and a width"
     if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"queries and keys differ in width: {shapes}")
+        return "queries and keys differ in width"
     if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"keys and values differ in length or leading sizes: {shapes}")
-    if q.shape[:-2] == k.shape[:-2]:
-        return
-    same_batch = q.dim() == k.dim() >= 4 and q.shape[:-3] == k.shape[:-3]
-    if not same_batch or q.shape[-3] % k.shape[-3]:
-        raise ValueError(
-            f"leading sizes differ, or the query heads are no multiple of the key heads: {shapes}"
-        )
+        return "keys and values differ in length or leading sizes"
+    if 0 in k.shape[-2:]:
+        return "there are no keys to look at"
+    if q.shape[:-2] != k.shape[:-2]:
+        same_batch = q.dim() == k.dim() >= 4 and q.shape[:-3] == k.shape[:-3]
+        if not same_batch or k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
+            return "leading sizes differ, or the query heads are no multiple of the key heads"
+    scores = (*q.shape[:-1], k.shape[-2])
+    if mask is not None and mask.dtype != torch.bool:
+        return f"the mask is {mask.dtype}, not boolean (True = may attend); what is added goes into bias"
+    if mask is not None and not broadcasts(mask.shape, scores):
+        return f"the mask {tuple(mask.shape)} does not broadcast to the scores {scores}"
+    if bias is not None and not broadcasts(bias.shape, scores):
+        return f"the bias {tuple(bias.shape)} does not broadcast to the scores {scores}"
+    if sinks is not None and sinks.shape != q.shape[-3:-2]:
+        return f"the sinks {tuple(sinks.shape)} are not one per query head"
+    return None
+
+
+def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a tensor of this shape broadcasts to `target` without making it larger."""
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(size == wanted or size == 1 for size, wanted in pairs)
 
 
 class Attention(nn.Module):
@@ -173,19 +203,16 @@ class Attention(nn.Module):
         qkv_bias: bool = False,
         out_bias: bool = False,
         fused: bool = False,
-        qk_norm: Literal["none", "head"] = "none",
+        qk_norm: QKNorm = "none",
         norm_eps: float = 1e-5,
         scale: float | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        if d_head is None and d_model % n_heads:
-            raise ValueError(
-                f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head to free them"
-            )
-        if n_heads % n_kv_heads:
-            raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={n_kv_heads}")
+        check_heads(d_model, n_heads, n_kv_heads, d_head)
+        if qk_norm not in get_args(QKNorm):
+            raise ValueError(f"qk_norm={qk_norm!r} is unknown; choose one of {', '.join(get_args(QKNorm))}")
         self.d_head = d_model // n_heads if d_head is None else d_head
         self.scale, self.dropout = scale, dropout
         self.q = Linear(d_model, n_heads * self.d_head, qkv_bias)
@@ -194,7 +221,7 @@ class Attention(nn.Module):
         self.o = Linear(n_heads * self.d_head, d_model, out_bias)
         self.q_norm = RMSNorm(self.d_head, norm_eps) if qk_norm == "head" else nn.Identity()
         self.k_norm = RMSNorm(self.d_head, norm_eps) if qk_norm == "head" else nn.Identity()
-        self.project = self._project_fused if fused else self._project
+        self.project = project_fused if fused else project_apart
 
     def forward(
         self,
@@ -202,11 +229,11 @@ class Attention(nn.Module):
         *,
         source: Float[Tensor, "B S D_s"] | None = None,
         rotation: Rotation | None = None,
-        mask: Bool[Tensor, "*#mask T S_all"] | None = None,
+        mask: Bool[Tensor, "*#mask #T #S_all"] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Mix values of `source` (x itself if None) into each position of x; `mask` True = may attend."""
-        queries, keys, values = self.project(x, x if source is None else source)
+        queries, keys, values = self.project(self, x, x if source is None else source)
         queries, keys = self.q_norm(queries), self.k_norm(keys)
         if rotation is not None:
             queries, keys = rotate(queries, rotation), rotate(keys, rotation)
@@ -217,24 +244,38 @@ class Attention(nn.Module):
         mixed = attend(queries, keys, values, mask, scale=self.scale, dropout=dropout)
         return self.o(merge_heads(tap("mixed", mixed)))
 
-    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of x, keys and values of the source, split into heads: (B, H or G, T, K)."""
-        return self._split(self.q(x)), self._split(self.k(source)), self._split(self.v(source))
 
-    def _project_fused(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same in one matrix product, for self-attention."""
-        if source is not x:
-            return self._project(x, source)
-        parts = (self.q, self.k, self.v)
-        weight = torch.cat([part.weight for part in parts])
-        bias = (
-            None if self.q.bias is None else torch.cat([part.bias for part in parts if part.bias is not None])
-        )
-        q, k, v = F.linear(x, weight, bias).split([part.weight.shape[0] for part in parts], dim=-1)
-        return self._split(tap("q", q)), self._split(tap("k", k)), self._split(tap("v", v))
+def project_apart(
+    attention: Attention, x: Float[Tensor, "B T D"], source: Float[Tensor, "B S D_s"]
+) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
+    """Queries of x, keys and values of the source, by three matrix products."""
+    projected = attention.q(x), attention.k(source), attention.v(source)
+    queries, keys, values = (split_heads(part, attention.d_head) for part in projected)
+    return queries, keys, values
 
-    def _split(self, x: Float[Tensor, "B T HK"]) -> Float[Tensor, "B H T K"]:
-        return x.unflatten(-1, (-1, self.d_head)).transpose(-3, -2)
+
+def project_fused(
+    attention: Attention, x: Float[Tensor, "B T D"], source: Float[Tensor, "B S D_s"]
+) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
+    """The same by one matrix product, for self-attention; a source of its own needs them apart."""
+    if source is not x:
+        return project_apart(attention, x, source)
+    parts = (attention.q, attention.k, attention.v)
+    weight = torch.cat([part.weight for part in parts])
+    biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
+    projected = F.linear(x, weight, torch.cat(biases) if biases else None)
+    q, k, v = projected.split([part.weight.shape[0] for part in parts], dim=-1)
+    q, k, v = tap("q", q), tap("k", k), tap("v", v)  # named like the outputs of the three modules
+    return (
+        split_heads(q, attention.d_head),
+        split_heads(k, attention.d_head),
+        split_heads(v, attention.d_head),
+    )
+
+
+def split_heads(x: Float[Tensor, "B T HK"], d_head: int) -> Float[Tensor, "B H T K"]:
+    """Cut the features of each position into heads."""
+    return x.unflatten(-1, (-1, d_head)).transpose(-3, -2)
 
 
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T HK"]:

@@ -25,8 +25,8 @@ class LayerCache:
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
         """Write T new keys and values into their slots; return all S. Slots not yet filled hold zeros."""
         assert self.slots is not None, "Cache.open() comes before append()"
-        self.keys.index_copy_(2, self.slots, keys)
-        self.values.index_copy_(2, self.slots, values)
+        self.keys.index_copy_(2, self.slots, keys.to(self.keys.dtype))  # autocast makes them narrower
+        self.values.index_copy_(2, self.slots, values.to(self.values.dtype))
         return self.keys, self.values
 
 
@@ -61,13 +61,14 @@ class Cache:
     def open(self, real: Bool[Tensor, "B T"]) -> tuple[Int[Tensor, " T"], Int[Tensor, "B T"]]:
         """Make room for T tokens of which `real` are no padding; return their slots and their positions."""
         n_new = real.shape[1]
-        if not torch.compiler.is_compiling() and int(self.length) + n_new > self.capacity:
+        slots = self.length + torch.arange(n_new, device=real.device)
+        try:
+            self.real.index_copy_(1, slots, real)
+        except IndexError:  # looking at the length beforehand would wait for the device
             raise ValueError(
                 f"the cache has room for {self.capacity} positions; {int(self.length)} are filled and "
                 f"{n_new} more were given"
-            )
-        slots = self.length + torch.arange(n_new, device=real.device)
-        self.real.index_copy_(1, slots, real)
+            ) from None
         positions = (self.seen[:, None] + real.cumsum(1) - 1).clamp(min=0)
         for layer in self.layers:
             layer.slots = slots

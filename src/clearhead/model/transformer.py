@@ -8,6 +8,8 @@ The module tree holds weights only. Positions, masks and the cache of a running 
 made once per pass. A path through the tree reads as a phrase: decoder.blocks.3.attn.q.weight.
 """
 
+from functools import reduce
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -97,7 +99,7 @@ class Block(nn.Module):
         x: Float[Tensor, "B T D"],
         *,
         rotation: Rotation | None = None,
-        mask: Bool[Tensor, "*#mask T S"] | None = None,
+        mask: Bool[Tensor, "*#mask #T #S"] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
         attended = self.attn(self.attn_norm(x), rotation=rotation, mask=mask, cache=cache)
@@ -113,6 +115,8 @@ class Stack(nn.Module):
 
     def __init__(self, config: ModelConfig, causal: bool) -> None:
         super().__init__()
+        if config.window is not None and not causal:
+            raise ValueError(f"window={config.window} counts earlier keys and needs a causal stack")
         self.causal, self.window = causal, config.window
         self.blocks = nn.ModuleList(make_block(config) for _ in range(config.n_layers))
         self.norm = (
@@ -126,7 +130,7 @@ class Stack(nn.Module):
         x: Float[Tensor, "B T D"],
         *,
         rotation: Rotation | None = None,
-        mask: Bool[Tensor, "*#mask T S"] | None = None,
+        mask: Bool[Tensor, "*#mask #T #S"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T D"]:
         for index, block in enumerate(self.blocks):
@@ -139,19 +143,23 @@ class Stack(nn.Module):
         keys: Int[Tensor, " S"],
         real: Bool[Tensor, "B S"] | None = None,
         documents: Int[Tensor, "B S"] | None = None,
-    ) -> Bool[Tensor, "*B_1 T S"] | None:
+    ) -> Bool[Tensor, "*B_1 #T S"] | None:
         """Who may see whom, made once per pass: causality, window, no padding, only the own document.
 
-        (T, S), or (B, 1, T, S) when the sequences differ; None when everything may be seen.
+        `queries` and `keys` are their places in the sequence. The mask is (T, S), or (B, 1, T, S) when the
+        sequences differ, with T = 1 when all queries see the same; None when everything may be seen.
         """
-        mask = causal_mask(queries, keys, self.window) if self.causal else None
+        parts: list[Tensor] = []
+        if self.causal and self.window is not None and real is not None:
+            counts = real.cumsum(1)  # a window holds real tokens, wherever the padding stands
+            parts.append(causal_mask(counts[:, queries], counts, self.window)[:, None])
+        elif self.causal:
+            parts.append(causal_mask(queries, keys, self.window))
         if real is not None:
-            visible = real[:, None, None, :]
-            mask = visible if mask is None else mask & visible
+            parts.append(real[:, None, None, :])
         if documents is not None:
-            same = (documents[:, :, None] == documents[:, None, :])[:, None]
-            mask = same if mask is None else mask & same
-        return mask
+            parts.append((documents[:, :, None] == documents[:, None, :])[:, None])
+        return reduce(torch.logical_and, parts) if parts else None
 
 
 class Transformer(nn.Module):
@@ -179,10 +187,10 @@ class Transformer(nn.Module):
         if config.tied:
             self.head.weight = self.embed.weight
         self.place = {
-            "learned": self._add_learned,
-            "sinusoidal": self._add_sinusoidal,
-            "sinusoidal_concat": self._add_sinusoidal,
-        }.get(config.positions, _leave)
+            "learned": add_learned,
+            "sinusoidal": add_sinusoidal,
+            "sinusoidal_concat": add_sinusoidal,
+        }.get(config.positions, add_nothing)
         initialise(self, config, seed)
 
     def forward(
@@ -201,8 +209,7 @@ class Transformer(nn.Module):
         worked out from the others if None. `cache`: T tokens continue the sequences in it, and it is
         advanced. Logits at padding are meaningless but finite.
         """
-        if cache is not None and documents is not None:
-            raise ValueError("packed documents and a cache do not go together: give one of them")
+        check_inputs(tokens, mask, documents, cache)
         real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         if cache is None:
             slots = torch.arange(tokens.shape[1], device=tokens.device)
@@ -213,7 +220,7 @@ class Transformer(nn.Module):
             visible = self.decoder.mask(slots, torch.arange(cache.capacity, device=tokens.device), cache.real)
         placed = placed if positions is None else positions
 
-        x = self.dropout(self.place(self.embed(tokens), placed))
+        x = self.dropout(self.place(self, self.embed(tokens), placed))
         rotation = None if self.rotary is None else add_head_dimension(self.rotary.angles(placed))
         hidden = self.decoder(x, rotation=rotation, mask=visible, cache=cache)
         if cache is not None:
@@ -238,25 +245,54 @@ class Transformer(nn.Module):
             weight.dtype,
         )
 
-    def _add_learned(
-        self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "*#B T"]
-    ) -> Float[Tensor, "B T D"]:
-        if positions.shape[-1] > self.config.max_len:
-            raise ValueError(
-                f"a sequence of {positions.shape[-1]} tokens exceeds the "
-                f"{self.config.max_len} learned positions (max_len)"
-            )
-        return x + self.positions(positions)
 
-    def _add_sinusoidal(
-        self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "*#B T"]
-    ) -> Float[Tensor, "B T D"]:
-        concatenated = self.config.positions == "sinusoidal_concat"
-        return x + sinusoidal(positions, self.config.d_model, concatenated).to(x.dtype)
+def add_learned(
+    model: Transformer, x: Float[Tensor, "B T D"], positions: Int[Tensor, "*#B T"]
+) -> Float[Tensor, "B T D"]:
+    """x plus the learned vector of each position."""
+    if positions.shape[-1] > model.config.max_len:
+        raise ValueError(
+            f"a sequence of {positions.shape[-1]} tokens exceeds the "
+            f"{model.config.max_len} learned positions (max_len)"
+        )
+    return x + model.positions(positions)
 
 
-def _leave(x: Float[Tensor, "B T D"], positions: Int[Tensor, "*#B T"]) -> Float[Tensor, "B T D"]:
+def add_sinusoidal(
+    model: Transformer, x: Float[Tensor, "B T D"], positions: Int[Tensor, "*#B T"]
+) -> Float[Tensor, "B T D"]:
+    """x plus the sinusoidal vector of each position."""
+    concatenated = model.config.positions == "sinusoidal_concat"
+    return x + sinusoidal(positions, model.config.d_model, concatenated).to(x.dtype)
+
+
+def add_nothing(
+    model: Transformer, x: Float[Tensor, "B T D"], positions: Int[Tensor, "*#B T"]
+) -> Float[Tensor, "B T D"]:
+    """x: rotary positions enter at the queries and keys, and without positions nothing does."""
     return x
+
+
+def check_inputs(tokens: Tensor, mask: Tensor | None, documents: Tensor | None, cache: Cache | None) -> None:
+    """Raise ValueError unless the arguments of a forward pass fit together."""
+    if tokens.dim() != 2:
+        raise ValueError(
+            f"tokens {tuple(tokens.shape)} must be (batch, length); give tokens[None] for one row"
+        )
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"the mask is {mask.dtype}, not boolean (True = a real token)")
+    for name, other in (("mask", mask), ("documents", documents)):
+        if other is not None and other.shape != tokens.shape:
+            raise ValueError(
+                f"{name} {tuple(other.shape)} and tokens {tuple(tokens.shape)} differ in shape; "
+                f"{name} is about the tokens given, not about those in the cache"
+            )
+    if cache is not None and documents is not None:
+        raise ValueError("packed documents and a cache do not go together: give one of them")
+    if cache is not None and len(cache.real) != len(tokens):
+        raise ValueError(
+            f"the cache holds {len(cache.real)} sequences and {len(tokens)} rows of tokens are given"
+        )
 
 
 def make_block(config: ModelConfig) -> Block:
@@ -291,13 +327,14 @@ def count_positions(
     """Where each token stands: its place among the real tokens of its document. (T), or (B, T) when rows
     differ.
     """
-    if documents is not None:
-        starts = torch.ones_like(documents, dtype=torch.bool)
-        starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-        return slots - torch.where(starts, slots, 0).cummax(1).values
-    if mask is not None:
-        return (mask.cumsum(1) - 1).clamp(min=0)
-    return slots
+    if documents is None:
+        return slots if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
+    real = torch.ones_like(documents, dtype=torch.bool) if mask is None else mask
+    starts = torch.ones_like(real)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    counts = real.cumsum(1)
+    before = torch.where(starts, counts - real.long(), 0).cummax(1).values  # real tokens of earlier documents
+    return (counts - before - 1).clamp(min=0)
 
 
 def add_head_dimension(rotation: Rotation) -> Rotation:
