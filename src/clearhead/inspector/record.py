@@ -10,11 +10,11 @@ outside and removed on exit; a model that nobody records holds no trace of this 
 """
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 
-import torch
 from torch import Tensor, nn
 
 from clearhead.model.tap import listen
@@ -34,8 +34,8 @@ def record(
     `names`: shell patterns such as `"*.attn.weights"`; all values if None. `layers`: only these blocks
     (values outside the blocks stay). Yields a dict from name to value, detached; a second pass overwrites the
     first. While recording, attention works step by step (its result differs from the fused kernel's by
-    rounding). Raises ValueError for a compiled model, whose inner values do not exist, or when a recording
-    already runs.
+    rounding). Raises ValueError for a compiled model, whose inner values do not exist, for a layer that does
+    not exist, or when a recording already runs.
     """
     if is_compiled(model):
         raise ValueError(
@@ -43,6 +43,10 @@ def record(
         )
     patterns = None if names is None else list(names)
     wanted_layers = None if layers is None else set(layers)
+    blocks = {block_index(name) for name, _ in model.named_modules()} - {None}
+    for layer in wanted_layers or ():
+        if layer not in blocks:
+            raise ValueError(f"there is no layer {layer}; the model has {len(blocks)}, counted from 0")
     values: dict[str, Tensor] = {}
     path: list[str] = []
 
@@ -65,7 +69,8 @@ def record(
         return hook
 
     def hear(name: str, value: Tensor) -> Tensor:
-        keep(f"{path[-1]}.{name}" if path and path[-1] else name, value)
+        if path:  # else the tap is not inside this model
+            keep(f"{path[-1]}.{name}".removeprefix("."), value)
         return value
 
     with ExitStack() as hooks:
@@ -80,10 +85,18 @@ def wanted(name: str, patterns: list[str] | None, layers: set[int] | None) -> bo
     """Whether the filters let this name through."""
     if patterns is not None and not any(fnmatchcase(name, pattern) for pattern in patterns):
         return False
-    block = re.search(r"blocks\.(\d+)", name)
-    return layers is None or block is None or int(block.group(1)) in layers
+    block = block_index(name)
+    return layers is None or block is None or block in layers
+
+
+def block_index(name: str) -> int | None:
+    """The number of the block a value or module belongs to: "decoder.blocks.3.attn.q" -> 3."""
+    found = re.search(r"\bblocks\.(\d+)", name)
+    return None if found is None else int(found.group(1))
 
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether `torch.compile` wraps this module or one inside it."""
-    return any(isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl for m in model.modules())
+    dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second; without it nothing is compiled
+    wrapper = () if dynamo is None else dynamo.OptimizedModule
+    return any(isinstance(m, wrapper) or m._compiled_call_impl is not None for m in model.modules())
