@@ -13,10 +13,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "clearhead"
 # The order in which text becomes the next token. Imports only look back.
 CHAPTERS = ["text", "model", "published", "generation", "training", "inspector", "server"]
 FILES = {
-    "text": "pretokenize incremental documents counting bpe normalise formats tokenizer corpus compressors shards batches",
+    "text": """workers pretokenize incremental documents counting bpe normalise formats tokenizer corpus
+        compressors shards prepare batches""",
     "model": "config tap layers initial position cache attention transformer summary",
     "published": "course",
-    "generation": "sample decode",
+    "generation": "sample reply window decode",
     "training": "objectives optim recipe checkpoint run_folder data evaluate report loop demo",
     "inspector": "record",
 }

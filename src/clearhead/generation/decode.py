@@ -1,0 +1,300 @@
+"""From a prompt to its continuation: read the prompt once, then one token at a time.
+
+    read     the whole prompt in one pass fills the cache and gives the first logits
+    choose   the next token of every row (sample.py); each row's `Reply` hears it
+    extend   the model reads that token and gives the next logits; back to choose
+
+A row ends at `max_new_tokens`, at an end token, or when its text holds a stop string. `_speak` is the only
+loop: `generate` runs it to its end, `stream` hands out text between its steps.
+
+A compiled model works as it is, `generate(torch.compile(model), prompt)`: one graph reads prompts of any
+length, one makes a step.
+"""
+
+from collections.abc import Iterator, Sequence
+from operator import index
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from clearhead.generation.reply import Reply
+from clearhead.generation.sample import Sampling, check_finite, choose, seen_tokens
+from clearhead.generation.window import Window, pad_left
+from clearhead.model.transformer import Transformer
+from clearhead.text.tokenizer import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"  # the special token that ends a document, in our tokenizers and in many others
+
+Overflow = Literal["error", "slide"]
+Prompts = TypeVar("Prompts", str, list[str], list[int], list[list[int]], Int[Tensor, "*batch _"])
+
+
+def generate(
+    model: Transformer,
+    prompts: Prompts,
+    *,
+    tokenizer: Tokenizer | None = None,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    generators: Sequence[torch.Generator] | None = None,
+    stop: str | Sequence[str] = (),
+    eos_id: int | Sequence[int] | None = None,
+    pad_id: int | None = None,
+    overflow: Overflow = "error",
+) -> Prompts:
+    """Continue one prompt or many; the answer has the form of the prompts and holds the new part only.
+
+    Text (needs `tokenizer`) gives text, a list of ids a list of new ids, a tensor (B, T) of prompts of one
+    length a tensor (B, N), filled up with `pad_id` (default: the first end id, else 0) behind rows that ended
+    early. Prompts of different lengths are padded on the left.
+
+    `max_new_tokens` are made, fewer only when a row ends. It ends with `eos_id`: one id, several, or () for
+    none; by default the tokenizer's <|endoftext|> if it has one. That id is the last of the new ids and no
+    part of the text. It also ends when its text holds one of the `stop` strings (needs `tokenizer`): the text
+    is cut before the earliest one, the new ids include the token that completed it.
+
+    The choice of a token is described at `Sampling`; by default it is greedy. `seed` starts one generator
+    whose stream all rows share, as in `transformers`; with `generators`, one per row, a row's tokens do not
+    depend on its neighbours.
+
+    The prompt and the new tokens together must fit into the model's `max_len`. With overflow="slide" they
+    need not: when the window is full the older half of its tokens is forgotten and the rest read anew, from
+    position 0; a longer prompt loses its beginning in the same way.
+
+    Raises ValueError for an empty prompt, an id outside the vocabulary, an overflow, an option out of range,
+    or logits that are not finite.
+
+    >>> from clearhead import ModelConfig
+    >>> model = Transformer(ModelConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4))
+    >>> len(generate(model, [3, 1, 4], max_new_tokens=5))
+    5
+    """
+    decoding = Decoding(
+        model,
+        read_prompts(prompts, tokenizer),
+        Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
+        tokenizer=tokenizer,
+        max_new_tokens=max_new_tokens,
+        generators=generators,
+        stop=stop,
+        eos_id=eos_id,
+        pad_id=pad_id,
+        overflow=overflow,
+    )
+    for _ in decoding:
+        pass
+    return _in_the_form_of(prompts, decoding)
+
+
+def stream(
+    model: Transformer,
+    prompt: str | list[int],
+    *,
+    tokenizer: Tokenizer,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    stop: str | Sequence[str] = (),
+    eos_id: int | Sequence[int] | None = None,
+    overflow: Overflow = "error",
+) -> Iterator[str]:
+    """Continue one prompt and hand out the text piece by piece; the options are those of `generate`.
+
+    The pieces joined are the text `generate` returns. A piece ends on a whole character, and text that may be
+    the beginning of a stop string waits until that is decided. Mistakes raise here, not at the first piece.
+    """
+    decoding = Decoding(
+        model,
+        read_prompts([prompt] if isinstance(prompt, str) else prompt, tokenizer),
+        Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
+        tokenizer=tokenizer,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        eos_id=eos_id,
+        overflow=overflow,
+    )
+    return _pieces(decoding)
+
+
+def _pieces(decoding: "Decoding") -> Iterator[str]:
+    for _ in decoding:
+        if piece := decoding.replies[0].take():
+            yield piece
+
+
+class Decoding:
+    """Rows of ids being continued. Iterating makes the tokens: one list, an id per row, for each step.
+
+    `replies[i]` holds what row i has said so far. The options are those of `generate`. A row that has ended
+    runs along until all have; what is chosen for it is not heard.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        rows: list[list[int]],
+        sampling: Sampling,
+        *,
+        tokenizer: Tokenizer | None = None,
+        max_new_tokens: int = 64,
+        generators: Sequence[torch.Generator] | None = None,
+        stop: str | Sequence[str] = (),
+        eos_id: int | Sequence[int] | None = None,
+        pad_id: int | None = None,
+        overflow: Overflow = "error",
+    ) -> None:
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 0")
+        stops = _stop_strings(stop, tokenizer)
+        ends = _end_ids(eos_id, tokenizer)
+        self.pad_id = pad_id if pad_id is not None else next(iter(ends), 0)
+        _check_ids(rows, {"eos_id": ends, "pad_id": [self.pad_id]}, model.config.vocab_size)
+        _check_room(max(map(len, rows)), max_new_tokens, model.config.max_len, overflow)
+        self.rows, self.sampling = rows, sampling
+        self.generators = _row_generators(generators, len(rows), sampling)
+        self.window = Window(model, rows, max_new_tokens, self.pad_id)
+        self.replies = [Reply(max_new_tokens, ends, tokenizer, stops) for _ in rows]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._speak()
+
+    @torch.inference_mode()
+    def _speak(self) -> Iterator[list[int]]:
+        if self._all_done():
+            return
+        window, replies = self.window, self.replies
+        generators = self.generators or self.sampling.generator(window.device)
+        logits = window.read()
+        seen = self._seen(logits.shape[-1])
+        step = 1
+        while True:
+            check_finite(logits, step)
+            tokens = choose(logits, self.sampling, seen, generators)
+            ids = tokens.tolist()
+            for reply, token in zip(replies, ids, strict=True):
+                reply.hear(token)
+            yield ids
+            if self._all_done():
+                return
+            if seen is not None:
+                seen.scatter_(1, tokens[:, None], True)
+            logits = window.extend(tokens, ids, [reply.done for reply in replies])
+            step += 1
+
+    def _seen(self, vocab_size: int) -> Bool[Tensor, "B V"] | None:
+        """The tokens of the prompts, for the repetition penalty; None without one."""
+        if self.sampling.repetition_penalty == 1:
+            return None
+        return seen_tokens(*pad_left(self.rows, self.pad_id, self.window.device), vocab_size)
+
+    def _all_done(self) -> bool:
+        return all(reply.done for reply in self.replies)
+
+
+def read_prompts(
+    prompts: str | list[str] | list[int] | list[list[int]] | Int[Tensor, "*batch _"],
+    tokenizer: Tokenizer | None,
+) -> list[list[int]]:
+    """Prompts in any of the forms `generate` takes, as rows of ids. Raises ValueError for an empty one."""
+    if isinstance(prompts, Tensor) and prompts.dim() not in (1, 2):
+        raise ValueError(f"prompts of shape {tuple(prompts.shape)} are neither (B, T) nor (T)")
+    batch: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
+    rows = [_read_prompt(row, tokenizer) for row in (batch if _is_batch(batch) else [batch])]
+    for number, row in enumerate(rows):
+        if not row:
+            name = "the prompt" if len(rows) == 1 else f"prompts[{number}]"
+            raise ValueError(f"{name} is empty; give at least one token ({END_OF_TEXT} asks for a new text)")
+    return rows
+
+
+def _read_prompt(prompt: str | list[int], tokenizer: Tokenizer | None) -> list[int]:
+    if not isinstance(prompt, str):
+        return [index(token) for token in prompt]
+    if tokenizer is None:
+        raise ValueError("a prompt that is text needs the tokenizer; give tokenizer=..., or token ids")
+    return tokenizer.encode(prompt)
+
+
+def _is_batch(prompts: object) -> bool:
+    return isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], str | list)
+
+
+def _in_the_form_of(prompts: Prompts, decoding: Decoding) -> Prompts:
+    """What the rows said, in the form in which the prompts were given."""
+    replies = decoding.replies
+    if isinstance(prompts, Tensor):
+        longest = max(len(reply.ids) for reply in replies)
+        ids = [reply.ids + [decoding.pad_id] * (longest - len(reply.ids)) for reply in replies]
+        answer = torch.tensor(ids, dtype=torch.long, device=prompts.device).reshape(*prompts.shape[:-1], -1)
+    elif isinstance(prompts, str):
+        answer = replies[0].take()
+    elif not _is_batch(prompts):
+        answer = replies[0].ids
+    elif isinstance(prompts[0], str):
+        answer = [reply.take() for reply in replies]
+    else:
+        answer = [reply.ids for reply in replies]
+    return cast(Prompts, answer)
+
+
+def _stop_strings(stop: str | Sequence[str], tokenizer: Tokenizer | None) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else list(stop)
+    if "" in stops:
+        raise ValueError("a stop string is empty; give stop=() for none")
+    if stops and tokenizer is None:
+        raise ValueError(f"stop={stops} is matched on text, which needs the tokenizer; give tokenizer=...")
+    return stops
+
+
+def _end_ids(eos_id: int | Sequence[int] | None, tokenizer: Tokenizer | None) -> list[int]:
+    if isinstance(eos_id, int):
+        return [eos_id]
+    if eos_id is not None:
+        return list(eos_id)
+    specials = {} if tokenizer is None else tokenizer.special_tokens
+    return [specials[END_OF_TEXT]] if END_OF_TEXT in specials else []
+
+
+def _row_generators(
+    generators: Sequence[torch.Generator] | None, n_rows: int, sampling: Sampling
+) -> Sequence[torch.Generator] | None:
+    if generators is None:
+        return None
+    if sampling.seed is not None:
+        raise ValueError(f"seed={sampling.seed} and generators were both given; give one of them")
+    if len(generators) != n_rows:
+        raise ValueError(f"{len(generators)} generators were given for {n_rows} prompts; each needs its own")
+    return generators
+
+
+def _check_ids(rows: list[list[int]], named: dict[str, list[int]], vocab_size: int) -> None:
+    for name, ids in [(f"prompts[{number}]", row) for number, row in enumerate(rows)] + list(named.items()):
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise ValueError(
+                    f"{name}: token id {token} is outside the model's vocabulary 0..{vocab_size - 1}"
+                )
+
+
+def _check_room(longest: int, max_new_tokens: int, max_len: int, overflow: Overflow) -> None:
+    if overflow not in ("error", "slide"):
+        raise ValueError(f"overflow={overflow!r} is unknown; choose 'error' or 'slide'")
+    if overflow == "slide" or longest + max_new_tokens <= max_len:
+        return
+    room = max_len - longest
+    cure = f"max_new_tokens of at most {room} fits" if room > 0 else "shorten the prompt"
+    raise ValueError(
+        f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed the model's {max_len} "
+        f"positions (max_len): {cure}, or overflow='slide' forgets the oldest tokens"
+    )
