@@ -100,9 +100,8 @@ def tokenizer_show(tokenizer: Positional[Path], text: Positional[str] = "") -> N
         text: a text to cut.
     """
     loaded = open_tokenizer(tokenizer)
-    say(
-        f"{loaded.vocab_size} tokens, splitter {loaded.splitter}, special tokens {loaded.special_tokens or 'none'}"
-    )
+    specials = ", ".join(f"{text}={number}" for text, number in loaded.special_tokens.items()) or "none"
+    say(f"{loaded.vocab_size} tokens, splitter {loaded.splitter}, special tokens {specials}")
     if not text:
         return
     ids = loaded.encode(text)
@@ -132,7 +131,7 @@ def prepare(
         workers: processes that encode.
         strict: stop at the first broken piece of text.
     """
-    from clearhead.text.shards import prepare as prepare_shards
+    from clearhead.text.prepare import prepare as prepare_shards
 
     index = prepare_shards(
         source,

@@ -8,9 +8,11 @@ The first term is one multiplication and one addition per weight; the second is 
 attention.
 """
 
+import re
 from dataclasses import dataclass
 
 import torch
+from rich.table import Table
 from torch import nn
 
 from clearhead.model.config import ModelConfig
@@ -71,3 +73,35 @@ def forward_flops(config: ModelConfig, model: nn.Module) -> int:
     )
     keys = min(config.max_len, config.window or config.max_len)
     return 2 * products + 4 * config.n_layers * config.n_heads * config.head_width * keys
+
+
+def table(summary: Summary) -> Table:
+    """Every weight with its shape and its count, blocks folded: equal shapes of all blocks stand in one
+    row.
+    """
+    rows = Table(box=None, header_style="bold")
+    rows.add_column("part")
+    for title in ("shape", "each", "times", "parameters"):
+        rows.add_column(title, justify="right")
+    folded: dict[tuple[str, tuple[int, ...], str | None], list[int]] = {}
+    for part in summary.parts:
+        name = re.sub(r"blocks\.\d+\.", "blocks.*.", part.name)
+        folded.setdefault((name, part.shape, part.shared_with), []).append(part.n_parameters)
+    for (name, shape, shared), counts in folded.items():
+        size = " x ".join(map(str, shape))
+        total = f"is {shared}" if shared else f"{sum(counts):,}"
+        rows.add_row(name, size, f"{counts[0]:,}", str(len(counts)), total)
+    return rows
+
+
+def size_lines(summary: Summary) -> list[str]:
+    """The sums, one line each."""
+    mega = 1 / 2**20
+    return [
+        f"parameters            {summary.n_parameters:,}",
+        f"weights (float32)     {summary.weight_bytes * mega:,.1f} MiB",
+        f"training with AdamW   {summary.training_bytes * mega:,.1f} MiB and the activations",
+        f"cache per token       {summary.cache_bytes_per_token / 1024:,.1f} KiB",
+        f"FLOPs per token       {summary.flops_per_token / 1e6:,.1f} M forward, "
+        f"{3 * summary.flops_per_token / 1e6:,.1f} M in training",
+    ]

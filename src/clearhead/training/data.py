@@ -9,7 +9,8 @@ from pathlib import Path
 
 from clearhead.text.bpe import train_bpe
 from clearhead.text.corpus import Corpus, open_corpus, split_corpus
-from clearhead.text.shards import Shards, prepare
+from clearhead.text.prepare import prepare
+from clearhead.text.shards import Shards
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.recipe import DataConfig
 from clearhead.training.run_folder import RunFolder
@@ -55,7 +56,8 @@ def prepare_data(data: DataConfig, run: RunFolder, note: Callable[[str], None]) 
             strict=data.strict,
         )
         note(
-            f"{index['train']['tokens']:,} tokens to learn from, {index['validation']['tokens']:,} to validate"
+            f"{index['train']['tokens']:,} tokens to learn from, "
+            f"{index['validation']['tokens']:,} to validate"
         )
     return open_data(folder, tokenizer)
 

@@ -371,7 +371,7 @@ def first_nonfinite_gradient(model: nn.Module) -> str:
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a question the loop asks after each step. A second Ctrl-C stops at once."""
+    """Turn Ctrl-C and SIGTERM into a question the loop asks after each step; a second Ctrl-C stops at once."""
     requested = False
 
     def ask(signum: int, frame: object) -> None:

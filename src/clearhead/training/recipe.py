@@ -104,14 +104,15 @@ class Recipe:
         """Raise ValueError for parts that do not fit each other."""
         if self.train.context_length > self.model.max_len:
             raise ValueError(
-                f"train.context_length={self.train.context_length} exceeds model.max_len={self.model.max_len}; "
-                "raise max_len or shorten the context"
+                f"train.context_length={self.train.context_length} exceeds "
+                f"model.max_len={self.model.max_len}; raise max_len or shorten the context"
             )
         budgets = {name: getattr(self.train, name) for name in ("steps", "tokens", "minutes")}
         given = [f"{name}={value}" for name, value in budgets.items() if value is not None]
         if len(given) != 1:
             raise ValueError(
-                f"give exactly one budget of train.steps, train.tokens, train.minutes; got {', '.join(given) or 'none'}"
+                "give exactly one budget of train.steps, train.tokens, train.minutes; "
+                f"got {', '.join(given) or 'none'}"
             )
 
 

@@ -72,7 +72,8 @@ class RunFolder:
     def _need(self, file: Path) -> None:
         if not file.is_file():
             raise FileNotFoundError(
-                f"{self.path} holds no run: {file.name} is missing; give a folder that `clearhead train` wrote"
+                f"{self.path} holds no run: {file.name} is missing; "
+                "give a folder that `clearhead train` wrote"
             )
 
 
