@@ -106,13 +106,13 @@ from contextlib import nullcontext
 from clearhead.text import bpe, counting
 counting.PIECE, counting.PART = 4, 1
 answers = []
+Workers = counting.Workers
 for workers in (2, 7):
-    with counting.Workers(workers) as pool:
-        counting.Workers = lambda limit: nullcontext(pool)  # twenty corpora share the processes
+    with Workers(workers, counting._worker) as pool:
+        counting.Workers = lambda *_: nullcontext(pool)  # twenty corpora share the processes
         for documents, size, special_tokens in json.load(open(sys.argv[1], encoding="utf-8")):
             vocab, merges = bpe.train_bpe(documents, size, special_tokens, workers=workers)
             answers.append([workers, len(pool.processes), [token.hex() for token in vocab.values()]])
-    counting.Workers = type(pool)
 print(json.dumps(answers))
 """
 

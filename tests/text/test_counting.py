@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.text import counting
-from clearhead.text.counting import Workers, count_pretokens
+from clearhead.text.counting import count_pretokens
 from clearhead.text.pretokenize import SPLITTERS, compile_splitter
 from reference.naive_bpe import cut_at_specials, mend
 
@@ -146,55 +146,9 @@ def test_processes_give_the_same_counts(tmp_path: Path) -> None:
     ]
     alone = count_pretokens(documents, ["<|e|>"], workers=1)
     assert alone == naive_counts(documents, ["<|e|>"], "gpt2")
-    with tiny_cuts(), mock.patch.multiple(counting, SMALL=4, _cores=lambda: 3):
+    with tiny_cuts(), mock.patch.multiple(counting, SMALL=4, cores=lambda: 3):
         assert count_pretokens(iter(documents), ["<|e|>"]) == alone
         assert count_pretokens(documents, ["<|e|>"], workers=3) == alone
-
-
-def test_workers_are_reused_and_end() -> None:
-    """One pool serves several corpora, starts no process it does not need, and leaves none behind."""
-    tasks = [([f"low {number}"], (), "gpt2") for number in range(5)]
-    with Workers(2) as pool:
-        assert list(pool.count(tasks[:1])) == [(5, {"low": 1, " 0": 1})]
-        assert len(pool.processes) == 1
-        results = list(pool.count(tasks))
-        processes = list(pool.processes.values())
-        assert len(processes) == 2
-        assert all(process.is_alive() for process in processes)
-    assert sorted(results, key=str) == sorted((counting.count_part(*task) for task in tasks), key=str)
-    with pytest.raises(ValueError, match="closed"):
-        processes[0].is_alive()
-
-
-def test_errors_of_a_worker_reach_the_caller() -> None:
-    """An exception in a worker is raised here; a killed worker is an error that says so, not a hang."""
-    with Workers(2) as pool:
-        with pytest.raises(ValueError, match="unknown splitter 'no such'"):
-            list(pool.count([(["low"], (), "no such")]))
-        for process in pool.processes.values():
-            process.kill()
-            process.join()
-        pool.idle = list(pool.processes)
-        with pytest.raises(RuntimeError, match="ended with exit code -9"):
-            list(pool.count([(["low"], (), "gpt2")]))
-
-
-SCRIPT = """
-from clearhead.text import counting
-counting.PART = 1
-print(sorted(counting.count_pretokens(["low low", "lower"], workers=2).items()))
-"""
-
-
-@pytest.mark.parametrize("how", ["script", "stdin"])
-def test_processes_need_no_main_guard(tmp_path: Path, how: str) -> None:
-    """A script without `if __name__ == "__main__"`, or a script on stdin, runs once, not once per worker."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    arguments = [sys.executable, str(script) if how == "script" else "-"]
-    given = SCRIPT if how == "stdin" else None
-    done = subprocess.run(arguments, input=given, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr) == ("[(' low', 1), ('low', 1), ('lower', 1)]\n", "")
 
 
 def test_a_worker_imports_neither_torch_nor_numpy() -> None:

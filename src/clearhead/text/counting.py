@@ -14,20 +14,15 @@ import codecs
 import logging
 import os
 import re
-import signal
-import sys
-import types
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import cache
 from itertools import chain, islice
-from multiprocessing import current_process, get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from clearhead.text.pretokenize import SAFE_BORDER, SPLITTERS, compile_splitter, mend_surrogates
+from clearhead.text.workers import Workers, cores
 
 Source = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """A path, or an iterable of documents, each a path or a text (see `documents`)."""
@@ -68,7 +63,7 @@ def count_pretokens(
     if workers is None:
         first = list(islice(parts, SMALL))
         parts = chain(first, parts)
-        workers = min(8, _cores()) if len(first) == SMALL else 1
+        workers = min(8, cores()) if len(first) == SMALL else 1
         _log.info("counting pre-tokens in %d process(es): one per core from %d MB on", workers, SMALL)
     total: dict[str, int] = {}
     done = 0
@@ -215,124 +210,17 @@ def count_part(part: list[str], special_tokens: tuple[str, ...], splitter: str) 
 def _count_parts(
     parts: Iterable[list[str]], special_tokens: tuple[str, ...], splitter: str, workers: int
 ) -> Generator[tuple[int, dict[str, int]], None, None]:
+    jobs = ((part, special_tokens, splitter) for part in parts)
     if workers == 1:
-        for part in parts:
-            yield count_part(part, special_tokens, splitter)
-        return
-    with Workers(workers) as pool:
-        yield from pool.count((part, special_tokens, splitter) for part in parts)
+        yield from map(_count_job, jobs)
+    else:
+        with Workers(workers, _worker) as pool:
+            yield from pool.do(jobs)
 
 
-class Workers:
-    """Up to `limit` processes that count parts, one part each at a time; the results come in any order.
-
-    They are spawned, not forked: safe beside threads, and the same on every system.
-    """
-
-    def __init__(self, limit: int):
-        self.limit = limit
-        self.processes: dict[Connection, BaseProcess] = {}
-        self.idle: list[Connection] = []
-
-    def __enter__(self) -> "Workers":
-        return self
-
-    def __exit__(self, *_) -> None:
-        for pipe, process in self.processes.items():
-            pipe.close()
-            process.terminate()
-            process.join()
-            process.close()
-
-    def count(self, tasks: Iterable[tuple]) -> Iterator[tuple[int, dict[str, int]]]:
-        """Yield `count_part(*task)` for every task; no more tasks are drawn than there are processes."""
-        busy: list[Connection] = []
-        for task in tasks:
-            finished = None
-            if self.idle:
-                pipe = self.idle.pop()
-            elif len(self.processes) < self.limit:
-                pipe = self._start()
-            else:
-                pipe, finished = self._first_finished(busy)
-            self._send(pipe, task)
-            busy.append(pipe)
-            if finished is not None:
-                yield finished
-        while busy:
-            pipe, finished = self._first_finished(busy)
-            self.idle.append(pipe)
-            yield finished
-
-    def _start(self) -> Connection:
-        spawn = get_context("spawn")
-        ours, theirs = spawn.Pipe()
-        process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
-        with _without_main():
-            process.start()
-        theirs.close()
-        self.processes[ours] = process
-        return ours
-
-    def _send(self, pipe: Connection, task: tuple) -> None:
-        try:
-            pipe.send(task)
-        except ConnectionError:
-            raise self._died(pipe) from None
-
-    def _first_finished(self, busy: list[Connection]) -> tuple[Connection, tuple[int, dict[str, int]]]:
-        ready = wait(busy)
-        pipe = next(pipe for pipe in busy if pipe in ready)
-        busy.remove(pipe)
-        try:
-            result = pipe.recv()
-        except (EOFError, ConnectionError):
-            raise self._died(pipe) from None
-        if isinstance(result, Exception):
-            raise result
-        return pipe, result
-
-    def _died(self, pipe: Connection) -> RuntimeError:
-        self.processes[pipe].join()
-        code = self.processes[pipe].exitcode
-        return RuntimeError(
-            f"a process that counted pre-tokens ended with exit code {code}; workers=1 needs none"
-        )
+def _worker() -> Callable[[tuple], tuple[int, dict[str, int]]]:
+    return _count_job
 
 
-def _serve(pipe: Connection) -> None:
-    """Count what comes through `pipe` until it closes: the whole life of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
-    while True:
-        try:
-            task = pipe.recv()
-        except EOFError:
-            return
-        try:
-            result = count_part(*task)
-        except Exception as error:
-            result = error
-        pipe.send(result)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Start processes that do not run the caller's script again.
-
-    A spawned process imports the script it comes from, so a script without `if __name__ == "__main__"` would
-    train once more in every worker. Ours need nothing from it: while they start, `__main__` is empty.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def _cores() -> int:
-    if current_process().daemon:  # a daemon must not have children
-        return 1
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _count_job(job: tuple) -> tuple[int, dict[str, int]]:
+    return count_part(*job)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection, wait
@@ -24,70 +24,92 @@ def cores() -> int:
 
 
 def in_workers(
-    prepare: Callable[..., Callable[[Any], Any]], arguments: tuple, jobs: Sequence[Any], limit: int
+    prepare: Callable[..., Callable[[Any], Any]], arguments: tuple, jobs: Iterable[Any], limit: int
 ) -> Iterator[Any]:
-    """Yield `prepare(*arguments)(job)` for every job from up to `limit` processes, as they are done.
+    """Yield `prepare(*arguments)(job)` for every job from up to `limit` processes, as they are done."""
+    with Workers(limit, prepare, arguments) as workers:
+        yield from workers.do(jobs)
 
-    Each process calls `prepare` once; it is a function of an importable module. When jobs raise, no new ones
-    are begun and the error of the first failed job is raised: which one that is does not depend on `limit`.
+
+class Workers:
+    """Up to `limit` processes; each calls `prepare(*arguments)` once and then does one job after another.
+
+    `prepare` is a function of an importable module. A process starts when there is a job for it, and all end
+    with the `with` block.
     """
-    processes: dict[Connection, BaseProcess] = {}
-    busy: dict[Connection, int] = {}
-    failures: dict[int, Exception] = {}
-    begun = 0
-    try:
-        while busy or (begun < len(jobs) and not failures):
-            if begun < len(jobs) and len(processes) < limit and not failures:
-                free = [_start(processes, prepare, arguments)]
-            else:
-                free = []
-                for pipe in wait(list(busy)):
-                    assert isinstance(pipe, Connection)
-                    number, result = busy.pop(pipe), _receive(pipe, processes[pipe])
-                    if isinstance(result, Exception):
-                        failures[number] = result
-                    else:
-                        yield result
-                    free.append(pipe)
-            for pipe in free:
-                if begun < len(jobs) and not failures:
-                    busy[pipe] = begun
-                    _send(pipe, jobs[begun])
-                    begun += 1
-        if failures:
-            raise failures[min(failures)]
-    finally:
-        for pipe, process in processes.items():
+
+    def __init__(self, limit: int, prepare: Callable[..., Callable[[Any], Any]], arguments: tuple = ()):
+        self.limit, self.prepare, self.arguments = limit, prepare, arguments
+        self.processes: dict[Connection, BaseProcess] = {}
+        self.idle: list[Connection] = []
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for pipe, process in self.processes.items():
             pipe.close()
             process.terminate()
             process.join()
             process.close()
 
+    def do(self, jobs: Iterable[Any]) -> Iterator[Any]:
+        """Yield the result of every job, as they are done; a job is drawn when there is a process for it.
 
-def _start(processes: dict, prepare: Callable, arguments: tuple) -> Connection:
-    spawn = get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_serve, args=(theirs, prepare, arguments), daemon=True)
-    with _without_main():
-        process.start()
-    theirs.close()
-    processes[ours] = process
-    return ours
+        When jobs raise, no new ones are begun and the error of the first failed job is raised: which one that
+        is does not depend on `limit`.
+        """
+        busy: dict[Connection, int] = {}
+        failures: dict[int, Exception] = {}
+        for number, job in enumerate(jobs):
+            done = []
+            if self.idle:
+                pipe = self.idle.pop()
+            elif len(self.processes) < self.limit:
+                pipe = self._start()
+            else:
+                pipe, done = self._finish_one(busy, failures)
+            if failures:
+                self.idle.append(pipe)
+                break
+            busy[pipe] = number
+            with suppress(ConnectionError):  # the worker has died; receiving from it will say so
+                pipe.send(job)
+            yield from done
+        while busy:
+            pipe, done = self._finish_one(busy, failures)
+            self.idle.append(pipe)
+            yield from done
+        if failures:
+            raise failures[min(failures)]
 
+    def _start(self) -> Connection:
+        spawn = get_context("spawn")
+        ours, theirs = spawn.Pipe()
+        process = spawn.Process(target=_serve, args=(theirs, self.prepare, self.arguments), daemon=True)
+        with _without_main():
+            process.start()
+        theirs.close()
+        self.processes[ours] = process
+        return ours
 
-def _send(pipe: Connection, job: Any) -> None:
-    with suppress(ConnectionError):  # the worker has died; `_receive` will say so
-        pipe.send(job)
-
-
-def _receive(pipe: Connection, process: BaseProcess) -> Any:
-    try:
-        return pipe.recv()
-    except (EOFError, ConnectionError):
-        process.join()
-        return ChildProcessError(
-            f"a worker process ended with exit code {process.exitcode}; workers=1 needs none"
-        )
+    def _finish_one(
+        self, busy: dict[Connection, int], failures: dict[int, Exception]
+    ) -> tuple[Connection, list[Any]]:
+        """Wait for a busy process: return its pipe and its result, or none and note the failure."""
+        ready = wait(list(busy))
+        pipe = next(pipe for pipe in busy if pipe in ready)
+        number = busy.pop(pipe)
+        try:
+            result = pipe.recv()
+        except (EOFError, ConnectionError):
+            self.processes[pipe].join()
+            code = self.processes[pipe].exitcode
+            result = ChildProcessError(f"a worker process ended with exit code {code}; workers=1 needs none")
+        if isinstance(result, Exception):
+            failures[number] = result
+            return pipe, []
+        return pipe, [result]
 
 
 def _serve(pipe: Connection, prepare: Callable, arguments: tuple) -> None:
