@@ -299,7 +299,7 @@ class _Reader:
         """The records that begin in the piece, in memory bounded by the longest of them."""
         start, stop = self.piece.start, self.piece.stop
         # One separator back: the record that begins exactly at `start` is ours. What comes before it is not.
-        position = start - len(separator) if start else 0
+        position = max(0, start - len(separator))
         ours = not start
         held: list[bytes] = []  # of the record that begins at `position`
         tail = b""
@@ -373,10 +373,12 @@ def _unpack_zstd(raw) -> Iterator[bytes]:
 
     new_frame = ZstdDecompressor(max_window_size=1 << 31).decompressobj
     frame, inside = new_frame(), False
-    while data := raw.read(1 << 13):
+    while data := raw.read(1 << 12):
         while data:
-            yield frame.decompress(data)
-            inside, data = not frame.eof, frame.unused_data if frame.eof else b""
+            # In small bites, for a few packed bytes can hold megabytes.
+            yield frame.decompress(data[:512])
+            inside = not frame.eof
+            data = data[512:] if inside else frame.unused_data + data[512:]
             if not inside:
                 frame = new_frame()
     if inside:
