@@ -134,7 +134,7 @@ def fused_attention(
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scale, enable_gqa=grouped)
 
 
-def share_heads(x: Float[Tensor, "*kv_heads S K"], q: Float[Tensor, "*heads T K"]) -> Float[Tensor, "..."]:
+def share_heads(x: Float[Tensor, "*kv_heads S K_x"], q: Float[Tensor, "*heads T K"]) -> Float[Tensor, "..."]:
     """Repeat each key or value head for its group of neighbouring query heads: g g g, then the next."""
     if x.shape[:-2] == q.shape[:-2]:
         return x

@@ -1,0 +1,15 @@
+"""Fixtures that every chapter's tests may use."""
+
+from collections.abc import Iterator
+
+import pytest
+from jaxtyping import config as jaxtyping_config
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Switch the type check of the test run off: a user's mistake must be caught by the library itself."""
+    before = jaxtyping_config.jaxtyping_disable
+    jaxtyping_config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping_config.update("jaxtyping_disable", before)
