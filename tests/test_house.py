@@ -13,8 +13,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "clearhead"
 # The order in which text becomes the next token. Imports only look back.
 CHAPTERS = ["text", "model", "published", "generation", "training", "inspector", "server"]
 FILES = {
-    "text": """workers pretokenize incremental documents counting bpe normalise formats tokenizer corpus
-        compressors shards prepare batches""",
+    "text": """workers pretokenize documents counting bpe normalise incremental merging definition encoder
+        tokenizer_json formats tokenizer corpus compressors shards prepare batches""",
     "model": "config tap layers initial position cache attention transformer summary",
     "published": "course",
     "generation": "sample reply window decode",
