@@ -138,23 +138,34 @@ class Batches:
 
 
 def evaluation_batches(
-    shards: Shards, batch_size: int, context_length: int, document_mask: bool = False
+    shards: Shards,
+    batch_size: int,
+    context_length: int,
+    document_mask: bool = False,
+    stride: int | None = None,
 ) -> Iterator[Batch]:
     """Yield batches in which every token of `shards` is a target exactly once, in order: loss = sum / count.
 
     The first token is predicted from the end-of-text token, as the beginning of any document; a tokenizer
-    without one leaves it out. Windows do not overlap: a token sees at most `context_length` tokens before it,
-    on average half of that. All batches have the same shape; what is left over has targets of -100. With
-    `document_mask` the last token of each document predicts nothing, as in training.
+    without one leaves it out. A window starts every `stride` tokens, by default where the last one ended: a
+    token then sees on average half of `context_length` tokens before it. With a smaller stride only the last
+    `stride` targets of a window count (all of the first), and each sees at least context_length - stride.
+    All batches have the same shape; what does not count has targets of -100. With `document_mask` the last
+    token of each document predicts nothing, as in training.
     """
     _check_sizes(batch_size, context_length)
+    stride = context_length if stride is None else stride
+    if not 1 <= stride <= context_length:
+        raise ValueError(f"stride={stride} is at least 1 and at most context_length={context_length}")
     lead = 0 if shards.end_of_text is None else 1  # the stream is [end of text] + tokens
     _check_length(shards.n_tokens + lead, 1, str(shards.folder))
-    n_windows = -(-(shards.n_tokens + lead - 1) // context_length)
+    n_windows = 1 + max(0, -(-(shards.n_tokens + lead - 1 - context_length) // stride))
     n_rows = min(batch_size, n_windows)
     for first in range(0, n_windows, n_rows):
-        starts = [row * context_length - lead for row in range(first, first + n_rows)]
-        yield _read(shards, starts, context_length, document_mask, first)
+        starts = [row * stride - lead for row in range(first, first + n_rows)]
+        batch = _read(shards, starts, context_length, document_mask, first)
+        batch.targets[1 if first == 0 else 0 :, : context_length - stride] = -100
+        yield batch
 
 
 def sample_batch(
