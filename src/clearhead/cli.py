@@ -120,7 +120,9 @@ def prepare(
     workers: int | None = None,
     strict: bool = False,
 ) -> None:
-    """Turn text into shards of token ids on disk, split into train and validation. A killed run continues.
+    """Turn text into shards of token ids on disk, split into train and validation.
+
+    A run that was killed continues where it stopped.
 
     Args:
         source: a file, folder or glob, or a built-in corpus: python, pydoc.
@@ -161,12 +163,13 @@ class TrainCommand:
 
 
 def train(argv: Sequence[str]) -> None:
-    """Train a model by a recipe. Two passes: the first finds the recipe, whose values the flags then
-    change.
-    """
-    name = next((word for word in argv if not word.startswith("-")), None)
-    default = TrainCommand(name or "", load_recipe(find_recipe(name))) if name else tyro.MISSING
-    command = parse(TrainCommand, argv, prog="clearhead train", default=default)
+    """Train a model by a recipe, or go on with a run that was stopped."""
+    options = {}
+    if argv and not argv[0].startswith("-"):  # the recipe's values become the defaults of the flags
+        options["default"] = TrainCommand(argv[0], load_recipe(find_recipe(argv[0])))
+    elif not {"-h", "--help"} & set(argv):
+        raise ValueError("name the recipe first, as in: clearhead train demo --train.minutes 10")
+    command = parse(TrainCommand, argv, prog="clearhead train", **options)
     run = command.run or Path("runs") / Path(command.recipe).stem
     train_recipe(command.settings, run, command.resume, command.stop_after, command.tensorboard)
 
