@@ -4,7 +4,7 @@
     choose   the next token of every row (sample.py); each row's `Reply` hears it
     extend   the model reads that token and gives the next logits; back to choose
 
-A row ends at `max_new_tokens`, at an end token, or when its text holds a stop string. `_speak` is the only
+A row ends at `max_new_tokens`, at an end token, or when its text holds a stop string. `Decoding` is the only
 loop: `generate` runs it to its end, `stream` hands out text between its steps.
 
 A compiled model works as it is, `generate(torch.compile(model), prompt)`: one graph reads prompts of any
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from clearhead.generation.reply import Reply
-from clearhead.generation.sample import Sampling, check_finite, choose, seen_tokens
+from clearhead.generation.sample import Generators, Sampling, check_finite, choose, seen_tokens
 from clearhead.generation.window import Window, pad_left
 from clearhead.model.transformer import Transformer
 from clearhead.text.tokenizer import Tokenizer
@@ -162,44 +162,40 @@ class Decoding:
         _check_ids(rows, {"eos_id": ends, "pad_id": [self.pad_id]}, model.config.vocab_size)
         _check_room(max(map(len, rows)), max_new_tokens, model.config.max_len, overflow)
         self.rows, self.sampling = rows, sampling
-        self.generators = _row_generators(generators, len(rows), sampling)
         self.window = Window(model, rows, max_new_tokens, self.pad_id)
+        self.generators = _generators(generators, len(rows), sampling, self.window.device)
         self.replies = [Reply(max_new_tokens, ends, tokenizer, stops) for _ in rows]
+        self._made = 0  # steps so far
+        self._tokens: Int[Tensor, " B"] | None = None  # chosen in the last one
+        self._seen: Bool[Tensor, "B V"] | None = None  # for the repetition penalty
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._speak()
+        while not all(reply.done for reply in self.replies):
+            yield self._step()
 
     @torch.inference_mode()
-    def _speak(self) -> Iterator[list[int]]:
-        if self._all_done():
-            return
-        window, replies = self.window, self.replies
-        generators = self.generators or self.sampling.generator(window.device)
-        logits = window.read()
-        seen = self._seen(logits.shape[-1])
-        step = 1
-        while True:
-            check_finite(logits, step)
-            tokens = choose(logits, self.sampling, seen, generators)
-            ids = tokens.tolist()
-            for reply, token in zip(replies, ids, strict=True):
-                reply.hear(token)
-            yield ids
-            if self._all_done():
-                return
-            if seen is not None:
-                seen.scatter_(1, tokens[:, None], True)
-            logits = window.extend(tokens, ids, [reply.done for reply in replies])
-            step += 1
+    def _step(self) -> list[int]:
+        """One more token for every row. The first step reads the prompts, the others the token before."""
+        if self._tokens is None:
+            logits = self.window.read()
+            self._seen = self._seen_in_prompts(logits.shape[-1])
+        else:
+            logits = self.window.extend(self._tokens, [reply.done for reply in self.replies])
+        self._made += 1
+        check_finite(logits, self._made)
+        self._tokens = choose(logits, self.sampling, self._seen, self.generators)
+        if self._seen is not None:
+            self._seen.scatter_(1, self._tokens[:, None], True)
+        ids = self._tokens.tolist()
+        for reply, token in zip(self.replies, ids, strict=True):
+            reply.hear(token)
+        return ids
 
-    def _seen(self, vocab_size: int) -> Bool[Tensor, "B V"] | None:
+    def _seen_in_prompts(self, vocab_size: int) -> Bool[Tensor, "B V"] | None:
         """The tokens of the prompts, for the repetition penalty; None without one."""
         if self.sampling.repetition_penalty == 1:
             return None
         return seen_tokens(*pad_left(self.rows, self.pad_id, self.window.device), vocab_size)
-
-    def _all_done(self) -> bool:
-        return all(reply.done for reply in self.replies)
 
 
 def read_prompts(
@@ -266,16 +262,17 @@ def _end_ids(eos_id: int | Sequence[int] | None, tokenizer: Tokenizer | None) ->
     return [specials[END_OF_TEXT]] if END_OF_TEXT in specials else []
 
 
-def _row_generators(
-    generators: Sequence[torch.Generator] | None, n_rows: int, sampling: Sampling
-) -> Sequence[torch.Generator] | None:
-    if generators is None:
-        return None
+def _generators(
+    own: Sequence[torch.Generator] | None, n_rows: int, sampling: Sampling, device: torch.device
+) -> Generators:
+    """One generator per row if given, else one with the seed for all, else torch's global one."""
+    if own is None:
+        return sampling.generator(device)
     if sampling.seed is not None:
         raise ValueError(f"seed={sampling.seed} and generators were both given; give one of them")
-    if len(generators) != n_rows:
-        raise ValueError(f"{len(generators)} generators were given for {n_rows} prompts; each needs its own")
-    return generators
+    if len(own) != n_rows:
+        raise ValueError(f"{len(own)} generators were given for {n_rows} prompts; each needs its own")
+    return own
 
 
 def _check_ids(rows: list[list[int]], named: dict[str, list[int]], vocab_size: int) -> None:

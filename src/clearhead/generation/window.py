@@ -49,13 +49,13 @@ class Window:
         _let_length_vary(tokens, real)
         return self._forward(tokens, real)
 
-    def extend(self, tokens: Int[Tensor, " B"], ids: list[int], ended: list[bool]) -> Float[Tensor, "B V"]:
-        """Read one more token of every row (`ids`: the same as a list); the logits of the next.
+    def extend(self, tokens: Int[Tensor, " B"], ended: list[bool]) -> Float[Tensor, "B V"]:
+        """Read one more token of every row; the logits of the next.
 
-        In a full window every row slides that is too long, and all are read anew. Rows that have `ended`
-        only need to be there.
+        In a full window the rows that are too long slide, and all are read anew. Rows that have `ended` only
+        need to be there.
         """
-        for row, token in zip(self.rows, ids, strict=True):
+        for row, token in zip(self.rows, tokens.tolist(), strict=True):
             row.append(token)
         if self.filled < self.capacity:
             return self._forward(tokens[:, None], self.single)
