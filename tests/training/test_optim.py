@@ -392,12 +392,19 @@ def test_clipping_leaves_small_gradients_alone():
     assert all(torch.equal(p.grad, g) for p, g in zip(weights, before, strict=False) if p.grad is not None)
 
 
-def test_clipping_corner_cases():
-    """No gradients give 0; NaN shows in the norm; 16-bit norms keep float32 digits; limits are checked."""
-    assert clip_gradients([nn.Parameter(torch.ones(3))], 1.0) == 0
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_clipping_keeps_a_bad_gradient_findable(bad):
+    """NaN or infinity shows in the norm and in no other gradient, so that its parameter can be named."""
     broken = with_gradients(1.0)
-    broken[2].grad = torch.full((5, 5), math.nan)
-    assert clip_gradients(broken, 1.0).isnan()
+    broken[2].grad = torch.full((5, 5), bad)
+    assert not clip_gradients(broken, 1.0).isfinite()
+    finite = [bool(p.grad.isfinite().all()) for p in broken if p.grad is not None]
+    assert finite == [True, True, False, True, True]
+
+
+def test_clipping_corner_cases():
+    """No gradients give 0; 16-bit norms keep float32 digits; limits are checked."""
+    assert clip_gradients([nn.Parameter(torch.ones(3))], 1.0) == 0
     half = nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
     half.grad = torch.full_like(half, 1.0)
     assert clip_gradients([half], 1.0).item() == pytest.approx(math.sqrt(1000), rel=1e-6)

@@ -62,8 +62,8 @@ class AdamW(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:  # a state saved by torch.optim.AdamW lacks what is ours alone
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
+            for name in ("lr_scale", "style", "formula"):
+                group.setdefault(name, self.defaults[name])
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -255,8 +255,8 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Float[Tenso
     """Scale all gradients in place so that their common L2 norm is at most `max_norm`; return the old norm.
 
     The factor is min(1, max_norm / (norm + 1e-6)). Parameters without a gradient are left out. Nothing waits
-    for the device: read the returned tensor when it suits. A gradient that is not finite makes the norm so,
-    and then all gradients too: look at the norm before the step. `max_norm=math.inf` only measures.
+    for the device: read the returned tensor when it suits. A gradient that is not finite makes the norm so;
+    then the gradients stay as they are, so that the bad one can be named. `max_norm=math.inf` only measures.
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm={max_norm} must be above 0 (math.inf measures without clipping)")
@@ -268,7 +268,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Float[Tenso
     norms = [torch.linalg.vector_norm(g, dtype=wide).to(grads[0].device) for g in grads]
     norm = torch.linalg.vector_norm(torch.stack(norms))
     if max_norm < math.inf:
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0).where(norm.isfinite(), 1.0)
         for g in grads:
             g.mul_(factor.to(g.device))
     return norm
