@@ -18,7 +18,7 @@ FILES = {
     "model": "config tap layers initial position cache attention transformer summary",
     "published": "course",
     "generation": "sample reply window decode",
-    "training": "objectives optim recipe checkpoint run_folder data evaluate report loop demo",
+    "training": "objectives optim recipe durable checkpoint run_folder data evaluate report loop demo",
     "inspector": "record",
 }
 
