@@ -1,0 +1,243 @@
+"""How fast a vocabulary is learned, beside Hugging Face `tokenizers`.
+
+    python benchmarks/tokenizer.py            five rounds on 100 MB
+    python benchmarks/tokenizer.py --quick    one round on 10 MB
+    python benchmarks/tokenizer.py --record   also appends the result to RESULTS.md
+
+The corpus is what is installed: the standard library with its tests, then the sources and texts of the
+packages beside this interpreter, in sorted order until the size is reached. Every arm runs in a process of
+its own, the arms of a round one after the other, in turned order from round to round. Wall time is that of
+the training call, without imports; memory is the greatest sum of the resident sets of a process and its
+workers.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".h", ".cpp", ".hpp", ".js", ".css")
+TEXTS = (".txt", ".md", ".rst", ".html", ".json", ".toml", ".cfg", ".csv")
+VOCAB_SIZE = 10_000
+
+
+# The corpus
+
+
+@dataclass
+class Corpus:
+    path: Path
+    n_bytes: int
+    n_files: int
+    md5: str
+
+    def __str__(self) -> str:
+        return f"{self.n_bytes / 1e6:.1f} MB from {self.n_files:,} files, md5 {self.md5[:8]}"
+
+
+def build_corpus(path: Path, n_bytes: int) -> Corpus:
+    """Write the first `n_bytes` of the installed sources and texts to `path`, as valid UTF-8."""
+    size, n_files, digest = 0, 0, hashlib.md5()
+    with path.open("wb") as out:
+        for file in installed_files():
+            text = file.read_bytes().decode("utf-8", "replace")
+            data = text.encode("utf-8")[: n_bytes - size].decode("utf-8", "ignore").encode("utf-8")
+            out.write(data)
+            digest.update(data)
+            size, n_files = size + len(data), n_files + 1
+            if size >= n_bytes - 3:  # a character may not fit in the last bytes
+                return Corpus(path, size, n_files, digest.hexdigest())
+    raise SystemExit(f"only {size / 1e6:.1f} MB of text are installed beside {sys.executable}")
+
+
+def installed_files() -> Iterator[Path]:
+    library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    for root in (library, packages):
+        for file in sorted(root.rglob("*")):
+            foreign = root == library and "site-packages" in file.parts
+            if file.suffix in SOURCES + TEXTS and not foreign and file.is_file():
+                yield file
+
+
+# The arms: each is a function of the corpus's path that returns what the report needs, run in its own process
+
+
+def train_clearhead(corpus: Path) -> dict:
+    from clearhead import train_bpe
+
+    begun = time.perf_counter()
+    vocab, _ = train_bpe(corpus, VOCAB_SIZE)
+    seconds = time.perf_counter() - begun
+    return {"seconds": seconds, "tokens": sorted(token.hex() for token in vocab.values())}
+
+
+def train_tokenizers(corpus: Path) -> dict:
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.trainers import BpeTrainer
+
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
+    trainer = BpeTrainer(vocab_size=VOCAB_SIZE, initial_alphabet=ByteLevel.alphabet(), show_progress=False)
+    begun = time.perf_counter()
+    tokenizer.train([str(corpus)], trainer)
+    seconds = time.perf_counter() - begun
+    to_byte = byte_level_alphabet()
+    tokens = [bytes(to_byte[letter] for letter in token).hex() for token in tokenizer.get_vocab()]
+    return {"seconds": seconds, "tokens": sorted(tokens)}
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """The letter that stands for each byte in GPT-2's files: itself if it can be seen, else one past 255."""
+    seen = [byte for byte in range(256) if chr(byte).isprintable() and byte not in (0x20, 0xAD)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + n): byte for n, byte in enumerate(unseen)}
+
+
+ARMS: dict[str, Callable[[Path], dict]] = {
+    "train-clearhead": train_clearhead,
+    "train-tokenizers": train_tokenizers,
+}
+
+
+# Running and watching an arm
+
+
+def run_arm(name: str, corpus: Path) -> dict:
+    """Run one arm in a process of its own; add the peak memory of its process tree."""
+    command = [sys.executable, __file__, "--arm", name, "--corpus", str(corpus)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    peak = 0
+    while True:
+        peak = max(peak, tree_memory(process.pid))
+        try:
+            output, _ = process.communicate(timeout=0.05)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    if process.returncode:
+        raise SystemExit(f"{name} ended with exit code {process.returncode}")
+    return {**json.loads(output), "peak": peak / 1e6}
+
+
+def be_arm(name: str, corpus: Path) -> None:
+    """Be the process of one arm: print its result as JSON."""
+    result = ARMS[name](corpus)
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    result["cpu"] = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    print(json.dumps(result))
+
+
+def tree_memory(pid: int) -> int:
+    """Sum of the resident sets of a process and its descendants, in bytes; what they share counts twice."""
+    parents, sizes = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            parents[int(entry.name)], sizes[int(entry.name)] = int(stat[1]), int(stat[21])
+    tree, grew = {pid}, True
+    while grew:
+        more = {child for child, parent in parents.items() if parent in tree} - tree
+        tree, grew = tree | more, bool(more)
+    return sum(sizes.get(member, 0) for member in tree) * os.sysconf("SC_PAGE_SIZE")
+
+
+def rounds_of(names: list[str], corpus: Corpus, n_rounds: int) -> dict[str, list[dict]]:
+    """Run the arms side by side: every round each once, in turned order."""
+    results: dict[str, list[dict]] = {name: [] for name in names}
+    for number in range(n_rounds):
+        for name in names if number % 2 == 0 else names[::-1]:
+            result = run_arm(name, corpus.path)
+            results[name].append(result)
+            shown = f"{result['seconds']:.1f} s, {result['cpu']:.1f} s CPU, {result['peak']:.0f} MB"
+            print(f"round {number + 1}, load {os.getloadavg()[0]:.1f}: {name} {shown}", flush=True)
+    return results
+
+
+# The questions
+
+
+def training(corpus: Corpus, n_rounds: int) -> str:
+    """Learn the vocabulary with both and report medians, ratios and how far the two agree."""
+    ours, peer = "train-clearhead", "train-tokenizers"
+    results = rounds_of([ours, peer], corpus, n_rounds)
+    lines = [
+        f"Training: {VOCAB_SIZE:,} tokens, GPT-2 splitter, {corpus}; {n_rounds} interleaved rounds.",
+        "",
+        "| arm | wall s, median (least-most) | CPU s | peak RSS MB |",
+        "|---|---|---|---|",
+    ]
+    for name, label in ((ours, "clearhead"), (peer, f"tokenizers {version('tokenizers')}")):
+        seconds = [result["seconds"] for result in results[name]]
+        cpu, peak = (statistics.median(result[key] for result in results[name]) for key in ("cpu", "peak"))
+        spread = f"{statistics.median(seconds):.1f} ({min(seconds):.1f}-{max(seconds):.1f})"
+        lines.append(f"| {label} | {spread} | {cpu:.1f} | {peak:.0f} |")
+    pairs = zip(results[ours], results[peer], strict=True)
+    ratio = statistics.median(a["seconds"] / b["seconds"] for a, b in pairs)
+    peak = max(result["peak"] for result in results[ours])
+    common = set(results[ours][0]["tokens"]) & set(results[peer][0]["tokens"])
+    lines += [
+        "",
+        f"clearhead takes {ratio:.2f} of the wall time of tokenizers (median of the rounds; goal <= 2)",
+        f"and at most {peak:.0f} MB with its workers (goal <= 300). {len(common):,} of {VOCAB_SIZE:,} tokens",
+        "are in both vocabularies (ties are broken differently).",
+    ]
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    load = "/".join(f"{value:.1f}" for value in os.getloadavg())
+    return f"{cpu}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, load {load}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, help="interleaved rounds (default 5)")
+    parser.add_argument("--quick", action="store_true", help="10 MB instead of 100, one round")
+    parser.add_argument("--record", action="store_true", help="append the result to RESULTS.md")
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--corpus", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.arm:
+        be_arm(options.arm, options.corpus)
+        return
+    n_rounds = options.rounds or (1 if options.quick else 5)
+    with tempfile.TemporaryDirectory() as folder:
+        before = machine()
+        corpus = build_corpus(Path(folder) / "corpus.txt", 10_000_000 if options.quick else 100_000_000)
+        print(f"{before}\n{corpus}", flush=True)
+        report = f"## Tokenizer, {date.today()}\n\n{before}.\n\n{training(corpus, n_rounds)}\n"
+    print(f"\n{report}")
+    if options.record:
+        with RESULTS.open("a", encoding="utf-8") as file:
+            file.write(f"\n{report}")
+
+
+if __name__ == "__main__":
+    main()
