@@ -16,13 +16,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
+from typing import Any
 
 from clearhead.text.corpus import Corpus, Source, SplitRule, open_corpus, split_document, split_rule
 from clearhead.text.documents import CorpusReport, Piece, TextFile, read_piece
 from clearhead.text.shards import VERSION, ShardWriter, file_hash, remove_temporary, write_index, write_json
+from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.workers import cores, in_workers
 
 END_OF_TEXT = "<|endoftext|>"
@@ -31,23 +30,9 @@ _RECEIPTS = ".parts"
 _SMALL = 4 << 20  # bytes of text below which another process costs more than it saves
 
 
-@runtime_checkable
-class Encoder(Protocol):
-    """What preparing asks of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def special_tokens(self) -> dict[str, int]: ...
-    def encode_array(self, text: str, specials: str = "text") -> np.ndarray: ...
-    def save(self, path: Any) -> Any: ...
-
-
 def prepare(
     source: Source,
-    tokenizer: Encoder,
+    tokenizer: Tokenizer,
     out_dir: str | os.PathLike[str],
     *,
     validation: Source | None = None,
@@ -99,7 +84,7 @@ def prepare(
     limit = min(cores(), total // _SMALL) if workers is None else workers
     receipts: dict[int, dict] = {}
     if limit > 1 and len(jobs) > 1:
-        results = in_workers(_worker, (str(folder), tokenizer.fingerprint), jobs, limit)
+        results = in_workers(_worker, (tokenizer, folder), jobs, limit)
     else:
         results = (tokenise_part(job, tokenizer, folder) for job in jobs)
     for receipt in results:
@@ -161,10 +146,10 @@ def _state(file: TextFile) -> list:
     if file.kind == "pydoc":
         return []
     stat = Path(file.path).stat()
-    return [str(Path(file.path).resolve()), stat.st_size, stat.st_mtime_ns]
+    return [str(Path(file.path).absolute()), stat.st_size, stat.st_mtime_ns]
 
 
-def tokenise_part(job: dict, tokenizer: Encoder, folder: Path) -> dict:
+def tokenise_part(job: dict, tokenizer: Tokenizer, folder: Path) -> dict:
     """Write the shards of one part and its receipt; if they are there and right, only return the receipt."""
     done = _receipt(job, folder)
     if done is not None:
@@ -191,17 +176,14 @@ def tokenise_part(job: dict, tokenizer: Encoder, folder: Path) -> dict:
         for writer in writers.values():
             writer.discard()
     receipt = {"part": job["part"], "inputs": job["inputs"], **shards, "report": report.to_dict()}
-    write_json(_receipt_path(folder, job["part"]), receipt)
+    # No need to wait for the disk: what a receipt says is checked before it counts.
+    write_json(_receipt_path(folder, job["part"]), receipt, to_disk=False)
     return receipt
 
 
-def _worker(folder: str, fingerprint: str) -> Callable[[dict], dict]:
-    """What a worker process does with its jobs: it reads the tokenizer that the run has saved."""
-    from clearhead.text.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.load(Path(folder) / "tokenizer.json")
-    assert tokenizer.fingerprint == fingerprint, "a saved tokenizer reads back as another one"
-    return lambda job: tokenise_part(job, tokenizer, Path(folder))
+def _worker(tokenizer: Tokenizer, folder: Path) -> Callable[[dict], dict]:
+    """What a worker process does with its jobs."""
+    return lambda job: tokenise_part(job, tokenizer, folder)
 
 
 # ---------------------------------------------------------------- the folder
@@ -213,24 +195,25 @@ def _receipt_path(folder: Path, part: int) -> Path:
 
 def _receipt(job: dict, folder: Path) -> dict | None:
     """The receipt of a part that is done and whose shards are on the disk with the right hashes."""
-    path = _receipt_path(folder, job["part"])
-    receipt = _read_json(path) if path.is_file() else {}
+    try:
+        receipt = _read_json(_receipt_path(folder, job["part"]))
+    except (OSError, ValueError):  # not there, or not whole after a power cut
+        return None
     if receipt.get("inputs") != job["inputs"]:
         return None
     if job["options"]["strict"] and not CorpusReport(**receipt["report"]).clean:
         return None
     for split in SPLITS:
-        entry = receipt[split]
-        shard = folder / split / entry["file"] if entry else None
-        if shard is None:
+        if (entry := receipt[split]) is None:
             continue
+        shard = folder / split / entry["file"]
         for file, name in ((shard, "sha256"), (shard.with_suffix(".idx"), "ends_sha256")):
             if not file.is_file() or file_hash(file) != entry[name]:
                 return None
     return receipt
 
 
-def _open_folder(folder: Path, settings: dict, jobs: Sequence[dict], tokenizer: Encoder) -> None:
+def _open_folder(folder: Path, settings: dict, jobs: Sequence[dict], tokenizer: Tokenizer) -> None:
     """Make `folder` ready for the parts: the same settings as before, receipts in place, left-overs gone."""
     receipts, index_path = folder / _RECEIPTS, folder / "index.json"
     settings_path = receipts / "settings.json"
@@ -245,13 +228,13 @@ def _open_folder(folder: Path, settings: dict, jobs: Sequence[dict], tokenizer: 
     receipts.mkdir(parents=True, exist_ok=True)
     for place in (folder, receipts, *(folder / split for split in SPLITS)):
         remove_temporary(place)
-    write_json(settings_path, settings)
+    write_json(settings_path, settings, to_disk=False)
     saved = receipts / "tokenizer.json"
     tokenizer.save(saved)
     saved.replace(folder / "tokenizer.json")
     parts = index.get("parts", [])
     for receipt in parts:
-        write_json(_receipt_path(folder, receipt["part"]), receipt)
+        write_json(_receipt_path(folder, receipt["part"]), receipt, to_disk=False)
     if [receipt["inputs"] for receipt in parts] != [job["inputs"] for job in jobs]:
         # The folder is about to change: until it is whole again nobody should read it.
         for place in (folder, *(folder / split for split in SPLITS)):

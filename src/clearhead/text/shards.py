@@ -41,7 +41,7 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 class ShardWriter:
-    """Writes one shard, document by document; under its name it exists only whole and on the disk."""
+    """Writes one shard, document by document; under its name it exists only whole."""
 
     def __init__(self, folder: Path, name: str, vocab_size: int, fingerprint: str):
         self.folder, self.name = folder, name
@@ -95,7 +95,6 @@ class ShardWriter:
         }
         ends.replace(self.folder / f"{self.name}.idx")
         self._temporary.replace(self.folder / f"{self.name}.bin")
-        _folder_to_disk(self.folder)
         return entry
 
     def discard(self) -> None:
@@ -104,15 +103,17 @@ class ShardWriter:
         self._temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, content: dict) -> None:
-    """Write `content` to `path` whole or not at all, and have it on the disk before returning."""
+def write_json(path: Path, content: dict, to_disk: bool = True) -> None:
+    """Write `content` to `path`, whole or not at all; with `to_disk` not even a power cut undoes it."""
     temporary = _temporary(path)
     with temporary.open("w", encoding="utf-8", newline="\n") as file:
         json.dump(content, file, indent=1)
         file.write("\n")
-        _to_disk(file)
+        if to_disk:
+            _to_disk(file)
     temporary.replace(path)
-    _folder_to_disk(path.parent)
+    if to_disk:
+        _folder_to_disk(path.parent)
 
 
 def write_index(
