@@ -65,7 +65,7 @@ def random_course_weights(
     """A state dict with the course's names, every tensor random."""
 
     def draw(*shape: int) -> Tensor:
-        return 0.3 * torch.randn(*shape, generator=generator)
+        return 0.2 * torch.randn(*shape, generator=generator)
 
     weights = {"token_embeddings.weight": draw(vocab_size, d_model)}
     for i in range(n_layers):
