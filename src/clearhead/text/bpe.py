@@ -155,10 +155,11 @@ class Strip:
     wall between pre-tokens. A token covers as many slots as it has base symbols, so its neighbours are found
     without pointers: the token at slot i is followed by `first[i + length]` and preceded by `last[i - 1]`.
 
-        slot     0  1   2   3   4  5   6   7  8
-        text     |  l   o   w   |  l   o   w  |
-        first   -1  lo  -1  w  -1  low -1 -1 -1     after (l, o) everywhere and (lo, w) in the second
-        last    -1  l   lo  w  -1  l   lo low -1    what is no end of a token any more is never looked at
+        slot     0   1    2   3    4   5   6   7     two words that occur 5 and 2 times, after (l, o):
+        text     |   l    o   w    |   l   o   |
+        first   -1   lo  -1   w   -1   lo -1  -1     where no token begins any more there is -1
+        last    -1   l    lo  w   -1   l   lo -1     where no token ends any more nobody looks
+        weight   5   5    5   5    2   2   2
     """
 
     def __init__(

@@ -191,7 +191,7 @@ def _lies_across(border: int, text: str, special_tokens: tuple[str, ...]) -> boo
 
 
 @cache
-def special_pattern(special_tokens: tuple[str, ...]) -> re.Pattern[str] | None:
+def _special_pattern(special_tokens: tuple[str, ...]) -> re.Pattern[str] | None:
     """Return the pattern that finds special tokens, leftmost and there the longest; None without any."""
     longest_first = sorted(special_tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
@@ -199,7 +199,7 @@ def special_pattern(special_tokens: tuple[str, ...]) -> re.Pattern[str] | None:
 
 def count_part(part: list[str], special_tokens: tuple[str, ...], splitter: str) -> tuple[int, dict[str, int]]:
     """Return the number of characters in `part` and how often each pre-token occurs in its texts."""
-    split, special = compile_splitter(splitter), special_pattern(special_tokens)
+    split, special = compile_splitter(splitter), _special_pattern(special_tokens)
     counts: Counter[str] = Counter()
     for text in part:
         for stretch in special.split(text) if special else (text,):
