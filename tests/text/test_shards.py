@@ -29,6 +29,12 @@ def write(folder: Path, shards=DOCUMENTS, vocab_size: int = 300, end_of_text: in
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch):
+    """What fsync is for, a power cut, happens in no test."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
 # ---------------------------------------------------------------- the format
 
 
