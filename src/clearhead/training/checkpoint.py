@@ -3,7 +3,7 @@
     run/checkpoints/step-00001200/
         model.safetensors       the tensors of the model's state dict; tied ones once
         optimizer.safetensors   the optimizer's, named <parameter>.exp_avg and so on
-        state.json              the step, the caller's own state, the optimizer's settings
+        state.json              the step, the caller's own state, tied names, the optimizer's settings
         manifest.json           size and SHA-256 of each of these
 
 A checkpoint appears whole or not at all (see durable.py), and no pointer says which is the latest: it is the
@@ -57,11 +57,11 @@ def save_checkpoint(
         raise ValueError(f"state['step'] is {state['step']}, but the checkpoint is of step {step}")
     weights, tied = _model_tensors(model)
     moments, settings = ({}, None) if optimizer is None else _optimizer_tensors(model, optimizer)
-    content = {"format": FORMAT, "step": step, "state": state or {}, "optimizer": settings}
+    content = {"format": FORMAT, "step": step, "state": state or {}, "tied": tied, "optimizer": settings}
     text = _to_json(content).encode()
-    files: dict[str, Callable[[Path], object]] = {MODEL: partial(_write_tensors, weights, tied)}
+    files: dict[str, Callable[[Path], object]] = {MODEL: partial(_write_tensors, weights)}
     if optimizer is not None:
-        files[OPTIMIZER] = partial(_write_tensors, moments, {})
+        files[OPTIMIZER] = partial(_write_tensors, moments)
     files[STATE] = lambda path: path.write_bytes(text)
 
     final = Path(run) / "checkpoints" / f"step-{step:08d}"
@@ -186,7 +186,7 @@ def _to_json(content: dict[str, Any]) -> str:
         raise TypeError(f"state and the optimizer's settings must be JSON values: {error}") from None
 
 
-def _write_tensors(tensors: dict[str, Tensor], tied: dict[str, str], path: Path) -> None:
+def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     packed: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
@@ -195,7 +195,7 @@ def _write_tensors(tensors: dict[str, Tensor], tied: dict[str, str], path: Path)
         own = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages
         packed[name] = tensor if own else tensor.clone()
         storages.add(storage.data_ptr())
-    save_file(packed, path, metadata={"format": "pt", **tied})
+    save_file(packed, path, metadata={"format": "pt"})  # with more entries, their order would be random
     path.chmod(0o644)  # safetensors leaves it to its owner alone
 
 
@@ -215,7 +215,7 @@ def _prune(run: Path, step: int, keep: int) -> None:
 
 def _load(path: Path, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     content = _read_state(path)
-    weights = _weights_for(path, model)
+    weights = _weights_for(path, content["tied"], model)
     if optimizer is not None:
         optimizer.load_state_dict(_state_for(path, content["optimizer"], model, optimizer))
     model.load_state_dict(weights)
@@ -228,11 +228,12 @@ def _read_state(path: Path) -> dict[str, Any]:
         content = json.loads((path / STATE).read_bytes())
         saved = content["optimizer"]
         good = isinstance(content["step"], int) and isinstance(content["state"], dict)
+        good = good and all(isinstance(kept, str) for kept in content["tied"].values())
         if saved is not None:
             groups = [(group["params"], group["settings"]) for group in saved["groups"]]
             good = good and isinstance(saved["kind"], str) and isinstance(saved["values"], dict)
             good = good and all(isinstance(p, list) and isinstance(s, dict) for p, s in groups)
-    except (ValueError, KeyError, TypeError, RecursionError, FileNotFoundError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, FileNotFoundError):
         good, content = False, {}
     if not good:
         raise ValueError(f"{STATE} is not the state of a checkpoint")
@@ -241,17 +242,19 @@ def _read_state(path: Path) -> dict[str, Any]:
     return content
 
 
-def _weights_for(path: Path, model: nn.Module) -> dict[str, Tensor]:
+def _weights_for(path: Path, tied: dict[str, str], model: nn.Module) -> dict[str, Tensor]:
     """The file's tensors under the model's own names, once names, shapes, dtypes and ties fit."""
     complaint = f"{path / MODEL} does not fit the model"
     _, model_ties = _model_tensors(model)
     there = model.state_dict()
     names = dict(zip(there, _plain(there), strict=True))
     with safe_open(path / MODEL, framework="pt") as file:
-        stored = set(file.keys())
-        tied = {name: kept for name, kept in (file.metadata() or {}).items() if kept in stored}
-        _same_names(complaint, stored | set(tied), set(names.values()))
-        found = {raw: file.get_tensor(tied.get(name, name)) for raw, name in names.items()}
+        stored = list(file.keys())
+        source = {name: kept for name, kept in tied.items() if kept in stored} | {
+            name: name for name in stored
+        }
+        _same_names(complaint, set(source), set(names.values()))
+        found = {raw: file.get_tensor(source[name]) for raw, name in names.items()}
     unlike = [
         f"{names[raw]} is {_form(found[raw])} in the file, {_form(there[raw])} in the model"
         for raw in names
