@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.text.batches import IGNORED, Batch, Batches, evaluation_batches, permutation, sample_batch
@@ -52,12 +52,14 @@ def same(one: Batch, two: Batch) -> bool:
 # ---------------------------------------------------------------- the order
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70), st.integers(0, 10**9))
 def test_the_permutation_is_a_bijection(n, seed, epoch):
     order = permutation(np.arange(n), n, seed, epoch)
     assert order.dtype == np.int64 and sorted(order.tolist()) == list(range(n))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2**62 - 1), st.data())
 def test_the_permutation_of_any_size_stays_inside_and_keeps_numbers_apart(n, data):
     """Beyond 2^32 samples too; one index at a time or many at once, the result is the same."""
@@ -84,6 +86,7 @@ def feistel_by_hand(index: int, n: int, seed: int, epoch: int) -> int:
             return index
 
 
+@settings(deadline=None)
 @given(st.integers(2, 2**62 - 1), st.integers(0, 2**62), st.integers(), st.integers(0))
 def test_the_permutation_equals_its_plain_twin(n, index, seed, epoch):
     index %= n
@@ -130,6 +133,7 @@ def test_windows_are_the_packed_tokens_cut_into_equal_pieces(shards):
         assert batch.first_sample == step * 5
 
 
+@settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 30), st.integers(0, 60), st.integers(0, 5))
 def test_a_sample_is_a_pure_function_of_seed_epoch_and_index(tmp_path_factory, batch_size, context, g, seed):
     """Sample g is window permutation(g mod n; seed, g div n), in whatever batch it comes, in any order."""
@@ -203,6 +207,7 @@ def test_a_document_mask_by_hand(tmp_path):
     assert batch.targets.tolist() == [[1, 2, END, n, END, n, 5, 6, 7, 8, END, n]]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=3, max_size=20), st.integers(1, 9), st.booleans())
 def test_document_masks_follow_the_ends_of_documents(tmp_path_factory, lengths, context, ends):
     """Numbered from 0 in each window; a target is ignored where the next token is another document's."""
@@ -229,6 +234,7 @@ def test_document_masks_follow_the_ends_of_documents(tmp_path_factory, lengths, 
 # ---------------------------------------------------------------- evaluation
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=20), st.integers(1, 5), st.integers(1, 12), st.booleans()
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.text.shards import HEADER, MAGIC, Shards, ShardWriter, Tokens, id_dtype, write_index
@@ -79,6 +79,7 @@ def test_a_writer_refuses_ids_outside_the_vocabulary_and_leaves_nothing_of_an_em
 # ---------------------------------------------------------------- reading
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1), min_size=1), st.data())
 def test_tokens_index_and_slice_like_one_array(parts, data):
     arrays = [np.array(part, np.uint16) for part in parts]
@@ -100,6 +101,7 @@ def test_a_slice_inside_one_shard_copies_nothing():
     assert np.shares_memory(Tokens(arrays)[10:20], arrays[1])
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=4), st.data())
 def test_the_documents_of_a_window_are_those_of_a_plain_count(tmp_path_factory, lengths, data):
     """Documents of 0 to 3 tokens in several shards."""
@@ -198,6 +200,7 @@ def test_the_folder_of_both_splits_names_the_two(tmp_path):
         Shards(tmp_path)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["shard-00000.bin", "shard-00000.idx", "index.json"]), st.data())
 def test_random_changes_raise_our_errors_or_nothing(tmp_path_factory, name, data):
     """R8: a few bytes of any file replaced, added or taken away."""

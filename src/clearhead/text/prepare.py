@@ -14,7 +14,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +84,12 @@ def prepare(
     total, done = sum(job["bytes"] for job in jobs), 0
     limit = min(cores(), total // _SMALL) if workers is None else workers
     receipts: dict[int, dict] = {}
-    if limit > 1 and len(jobs) > 1:
-        results = in_workers(_worker, (tokenizer, folder), jobs, limit)
-    else:
-        results = (tokenise_part(job, tokenizer, folder) for job in jobs)
-    for receipt in results:
-        receipts[receipt["part"]] = receipt
-        done += jobs[receipt["part"]]["bytes"]
-        if progress is not None:
-            progress(done, total)
+    with closing(_tokenise(jobs, tokenizer, folder, limit)) as results:
+        for receipt in results:
+            receipts[receipt["part"]] = receipt
+            done += jobs[receipt["part"]]["bytes"]
+            if progress is not None:
+                progress(done, total)
     return _close_folder(folder, settings, [receipts[number] for number in range(len(jobs))], corpora)
 
 
@@ -147,6 +145,17 @@ def _state(file: TextFile) -> list:
         return []
     stat = Path(file.path).stat()
     return [str(Path(file.path).absolute()), stat.st_size, stat.st_mtime_ns]
+
+
+def _tokenise(
+    jobs: list[dict], tokenizer: Tokenizer, folder: Path, limit: int
+) -> Generator[dict, None, None]:
+    """The receipts of all parts, in the order in which they are done."""
+    if limit > 1 and len(jobs) > 1:
+        yield from in_workers(_worker, (tokenizer, folder), jobs, limit)
+    else:
+        for job in jobs:
+            yield tokenise_part(job, tokenizer, folder)
 
 
 def tokenise_part(job: dict, tokenizer: Tokenizer, folder: Path) -> dict:
