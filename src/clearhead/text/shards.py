@@ -264,11 +264,13 @@ class Shards:
     def documents_between(self, start: int, stop: int) -> np.ndarray:
         """Return the number of the document (from 0) that each token in [start, stop) belongs to."""
         found = []
-        for ends, begin, first in zip(self._ends, self._starts, self._first_document, strict=False):
-            low, high = max(start - begin, 0), min(stop - begin, int(ends[-1]))
-            if low < high:
-                places = np.arange(low, high, dtype="<u8")
-                found.append(first + np.searchsorted(ends, places, side="right"))
+        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while start < stop and shard < len(self._ends):
+            begin, ends = int(self._starts[shard]), self._ends[shard]
+            here = np.arange(start - begin, min(stop, int(self._starts[shard + 1])) - begin, dtype="<u8")
+            found.append(self._first_document[shard] + np.searchsorted(ends, here, side="right"))
+            start += len(here)
+            shard += 1
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def _open(self, entry: "_Index", verify: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -283,7 +285,7 @@ class Shards:
         if not n_documents or not ends_path.is_file() or ends_path.stat().st_size != 8 * n_documents:
             raise _wrong(f"{ends_path} does not hold the ends of {n_documents} documents")
         ids = np.memmap(path, id_dtype(self.vocab_size), "r", offset=HEADER.size, shape=(n_tokens,))
-        ends = np.memmap(ends_path, np.dtype("<u8"), "r", shape=(n_documents,))
+        ends = np.asarray(np.memmap(ends_path, np.dtype("<u8"), "r", shape=(n_documents,)))
         if int(ends[-1]) != n_tokens:
             raise _wrong(f"{ends_path}: the last document ends at {ends[-1]}, not at {n_tokens}")
         if verify:
