@@ -79,7 +79,7 @@ def tokenizer_encode(
         specials: what a special token's text in the input becomes: token, text or error.
     """
     loaded = open_tokenizer(tokenizer)
-    print(" ".join(map(str, loaded.encode(read_text(text), specials=specials))))
+    print(" ".join(map(str, loaded.encode(text_or_stdin(text), specials=specials))))
 
 
 def tokenizer_decode(tokenizer: Positional[Path], ids: Positional[tuple[int, ...]]) -> None:
@@ -222,7 +222,7 @@ def generate(
     from clearhead.training.run_folder import load_run
 
     model, tokenizer = load_run(run, find_device(device))
-    text = read_text(prompt)
+    text = text_or_stdin(prompt)
     print(text, end="", flush=True)
     for piece in stream(
         model,
@@ -440,7 +440,7 @@ def open_tokenizer(path: Path) -> "Tokenizer":
     return Tokenizer.load(path)
 
 
-def read_text(text: str) -> str:
+def text_or_stdin(text: str) -> str:
     """The text itself; - reads standard input as UTF-8."""
     return sys.stdin.buffer.read().decode("utf-8", "replace") if text == "-" else text
 
