@@ -6,10 +6,13 @@ The vocabulary is learned from the training text alone; what the model is measur
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from clearhead.text.bpe import train_bpe
 from clearhead.text.corpus import Corpus, open_corpus, split_corpus
+from clearhead.text.counting import Progress
+from clearhead.text.documents import CorpusReport
 from clearhead.text.prepare import prepare
 from clearhead.text.shards import Shards
 from clearhead.text.tokenizer import Tokenizer
@@ -33,12 +36,14 @@ class PreparedData:
         return hashlib.sha256((self.train.folder / "index.json").read_bytes()).hexdigest()
 
 
-def prepare_data(data: DataConfig, run: RunFolder, note: Callable[[str], None]) -> PreparedData:
+def prepare_data(
+    data: DataConfig, run: RunFolder, note: Callable[[str], None], progress: Progress | None = None
+) -> PreparedData:
     """The tokenizer and the shards of a recipe, made in the run's folder unless `source` is a prepared
     folder.
 
     What an earlier, killed run finished is kept; the rest is made again. `note` hears what is done, in one
-    line each.
+    line each; `progress` is called as (stage, done, total).
     """
     folder = data_folder(data, run)
     if folder != run.data:
@@ -47,7 +52,7 @@ def prepare_data(data: DataConfig, run: RunFolder, note: Callable[[str], None]) 
         corpus = open_corpus(
             data.source, field=data.field, document_separator=data.document_separator, strict=data.strict
         )
-        tokenizer = find_tokenizer(data, corpus, run, note)
+        tokenizer = find_tokenizer(data, corpus, run, note, progress)
         index = prepare(
             data.source,
             tokenizer,
@@ -55,9 +60,10 @@ def prepare_data(data: DataConfig, run: RunFolder, note: Callable[[str], None]) 
             field=data.field,
             document_separator=data.document_separator,
             strict=data.strict,
+            progress=None if progress is None else partial(progress, "encode"),
         )
         note(
-            f"{index['train']['tokens']:,} tokens to learn from, "
+            f"{CorpusReport(**index['report']).summary()}: {index['train']['tokens']:,} tokens to learn from, "
             f"{index['validation']['tokens']:,} to validate"
         )
     return open_data(folder, tokenizer)
@@ -79,7 +85,11 @@ def open_data(folder: Path, tokenizer: Tokenizer) -> PreparedData:
 
 
 def find_tokenizer(
-    data: DataConfig, corpus: Corpus, run: RunFolder, note: Callable[[str], None]
+    data: DataConfig,
+    corpus: Corpus,
+    run: RunFolder,
+    note: Callable[[str], None],
+    progress: Progress | None,
 ) -> Tokenizer:
     """The recipe's tokenizer, the one this run learned before, or a new one."""
     if data.tokenizer is not None:
@@ -87,10 +97,12 @@ def find_tokenizer(
     if run.tokenizer_file.is_file():
         return Tokenizer.load(run.tokenizer_file)
     note(f"learning a vocabulary of {data.vocab_size} tokens from {corpus.name}")
-    vocab, merges = train_bpe(training_text(corpus), data.vocab_size, (END_OF_TEXT,), data.splitter)
+    vocab, merges = train_bpe(
+        training_text(corpus), data.vocab_size, (END_OF_TEXT,), data.splitter, progress=progress
+    )
     tokenizer = Tokenizer(vocab, merges, (END_OF_TEXT,), data.splitter)
     tokenizer.save(run.tokenizer_file)
-    note(f"{corpus.report.summary()}; {len(merges)} merges learned")
+    note(f"{len(merges):,} merges learned")
     return tokenizer
 
 

@@ -71,7 +71,7 @@ def train(
         note = _announcer(watchers)
         if resume:
             recipe = _same_recipe(run.recipe(), recipe, run)
-        data = prepare_data(recipe.data, run, note)
+        data = prepare_data(recipe.data, run, note, _progress(watchers))
         recipe = _fit_vocabulary(recipe, data.tokenizer)
         trainer = Trainer(recipe, run, data, watchers)
         trainer.start(resume)
@@ -397,6 +397,14 @@ def _announcer(watchers: Sequence[Watcher]) -> Callable[[str], None]:
             watcher.on_note(text)
 
     return note
+
+
+def _progress(watchers: Sequence[Watcher]) -> Callable[[str, int, int | None], None]:
+    def progress(stage: str, done: int, total: int | None) -> None:
+        for watcher in watchers:
+            watcher.on_progress(stage, done, total)
+
+    return progress
 
 
 def _same_recipe(old: Recipe, new: Recipe, run: RunFolder) -> Recipe:

@@ -28,6 +28,9 @@ class Watcher:
     def on_note(self, text: str) -> None:
         """A choice the loop made, or a thing worth knowing, in one line."""
 
+    def on_progress(self, stage: str, done: int, total: int | None) -> None:
+        """Text is being prepared: "count" and "merge" when a vocabulary is learned, "encode" after that."""
+
     def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
         """Training starts at `first_step` (0, or where a checkpoint left off) and ends at `steps`."""
 
@@ -112,11 +115,32 @@ class Terminal(Watcher):
         self.steps = 0
         self.progress: Progress | None = None
         self.task: TaskID | None = None
+        self.stages: Progress | None = None
+        self.bars: dict[str, TaskID] = {}
+
+    def on_progress(self, stage: str, done: int, total: int | None) -> None:
+        if not self.console.is_terminal:
+            return
+        if self.stages is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            self.stages = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
+            self.stages.start()
+        if stage not in self.bars:
+            self.bars[stage] = self.stages.add_task(stage, total=total)
+        self.stages.update(self.bars[stage], completed=done, total=total)
+        if done == total:
+            self._end_stages()
+
+    def _end_stages(self) -> None:
+        if self.stages is not None:
+            self.stages.stop()
+        self.stages, self.bars = None, {}
 
     def on_note(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
 
     def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
+        self._end_stages()
         self.steps = steps
         self.last_line = time.monotonic()
         if not self.console.is_terminal:
@@ -154,6 +178,11 @@ class Terminal(Watcher):
         self.on_note(f"step {step + 1}, the model writes:\n{text}")
 
     def on_end(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bars off the screen."""
+        self._end_stages()
         if self.progress is not None:
             self.progress.stop()
 
