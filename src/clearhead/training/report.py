@@ -2,13 +2,15 @@
 
 JsonLines    metrics.jsonl, one line per step and evaluation; cut back to the checkpoint on resume
 Terminal     progress while it runs: loss, bits per byte, tokens per second, time left
-Curve        loss.png
+Curve        loss.png, when training ends or is stopped
 Samples      samples.txt
 TensorBoard  with the extra `clearhead[tensorboard]`
 """
 
 import json
+import math
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -61,10 +63,10 @@ class JsonLines(Watcher):
         self.file = run.metrics_file.open("a", encoding="utf-8")
 
     def on_step(self, step: int, metrics: dict[str, Any]) -> None:
-        self._write({"step": step, **metrics})
+        self._write({"step": step, **plain(metrics)})
 
     def on_evaluation(self, step: int, metrics: dict[str, Any]) -> None:
-        self._write({"step": step, **metrics})
+        self._write({"step": step, **plain(metrics)})
 
     def before_save(self, step: int) -> None:
         if self.file is not None:
@@ -78,6 +80,11 @@ class JsonLines(Watcher):
     def _write(self, entry: dict[str, Any]) -> None:
         assert self.file is not None, "on_start comes first"
         self.file.write(json.dumps(entry) + "\n")
+
+
+def plain(entry: dict[str, Any]) -> dict[str, Any]:
+    """The entry with None for NaN and infinity, which JSON does not know."""
+    return {name: value if math.isfinite(value) else None for name, value in entry.items()}
 
 
 def keep_lines_before(metrics_file: Path, step: int) -> None:
@@ -195,6 +202,7 @@ class Samples(Watcher):
 
     def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
         self.file = run.samples_file
+        keep_samples_before(self.file, first_step)
 
     def on_sample(self, step: int, text: str) -> None:
         assert self.file is not None, "on_start comes first"
@@ -202,8 +210,18 @@ class Samples(Watcher):
             file.write(f"--- step {step + 1}\n{text}\n")
 
 
+def keep_samples_before(samples_file: Path, step: int) -> None:
+    """Cut the samples back to those of a run that stands at `step`, as the log is."""
+    if not samples_file.is_file():
+        return
+    for header in re.finditer(rb"^--- step (\d+)$", samples_file.read_bytes(), re.MULTILINE):
+        if int(header[1]) > step:
+            os.truncate(samples_file, header.start())
+            return
+
+
 class Curve(Watcher):
-    """loss.png: training and validation loss over steps, drawn at each checkpoint and at the end."""
+    """loss.png: training and validation loss over steps, drawn when training ends or is stopped."""
 
     def __init__(self) -> None:
         self.run: RunFolder | None = None
@@ -222,8 +240,10 @@ def draw_curve(run: RunFolder) -> None:
     from matplotlib.figure import Figure
 
     entries = read_metrics(run.metrics_file)
-    training = [(e["step"] + 1, e["loss"]) for e in entries if "loss" in e]
-    validation = [(e["step"] + 1, e["validation_loss"]) for e in entries if "validation_loss" in e]
+    training, validation = (
+        [(entry["step"] + 1, entry[name]) for entry in entries if entry.get(name) is not None]
+        for name in ("loss", "validation_loss")
+    )
     if not training:
         return
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")

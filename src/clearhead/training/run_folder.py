@@ -17,7 +17,14 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.checkpoint import load_checkpoint
-from clearhead.training.recipe import Recipe, find_recipe, load_recipe, save_recipe, with_vocabulary, write_whole
+from clearhead.training.recipe import (
+    Recipe,
+    find_recipe,
+    load_recipe,
+    save_recipe,
+    with_vocabulary,
+    write_whole,
+)
 
 
 class RunFolder:
