@@ -317,7 +317,7 @@ def test_each_row_slides_on_its_own() -> None:
     """Batch equals single although the rows fill their windows, and end, at different steps."""
     model = make_model(max_len=16).eval()
     prompts = [[3], list(range(16)), list(range(40)), [9] * 11]
-    options = {"max_new_tokens": 36, "overflow": "slide", "eos_id": list(range(0, 257, 50))}
+    options = {"max_new_tokens": 36, "overflow": "slide", "eos_id": list(range(0, 257, 25))}
     alone = [generate(model, prompt, **options) for prompt in prompts]
     assert generate(model, prompts, **options) == alone
     assert len({len(row) for row in alone}) > 1
