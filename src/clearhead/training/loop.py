@@ -114,6 +114,7 @@ class Trainer:
         )
         self.forward: Callable[..., Tensor] = self._compiled() if self._compile() else self.model
         self.step = 0
+        self.saved_step: int | None = None  # of the checkpoint on disk that holds this very state
         self.tokens = 0
         self.skipped = 0
 
@@ -123,6 +124,7 @@ class Trainer:
             state = load_checkpoint(self.run.path, self.model, self.optimizer)
             self._check_made_with(state["made_with"])
             self.step, self.tokens = int(state["step"]), int(state["tokens"])
+            self.saved_step = self.step
             self.skipped = int(state["skipped"])
         if self.settings.sample_every:
             self.data.tokenizer.encode(self.settings.sample_prompt)  # it can be one that has no tokens
@@ -145,7 +147,7 @@ class Trainer:
                     self._take_step()
                     if self.step % self.settings.save_every == 0 and self.step < last:
                         self.save()
-                if not checkpoints(self.run.path) or self._saved_step() != self.step:
+                if self.saved_step != self.step:
                     self.save()
             if self.step < last:
                 raise Interrupted(self.step)
@@ -166,6 +168,7 @@ class Trainer:
         save_checkpoint(
             self.run.path, self.step, self.model, self.optimizer, state=state, keep=self.settings.keep
         )
+        self.saved_step = self.step
 
     def _take_step(self) -> None:
         started = time.perf_counter()
@@ -323,9 +326,6 @@ class Trainer:
                 "resume with what they were made with, or start a new run"
             )
 
-    def _saved_step(self) -> int:
-        return int(checkpoints(self.run.path)[0].name.removeprefix("step-"))
-
 
 def learning_rate(settings: TrainConfig, step: int, steps: int) -> float:
     """The rate of step `step` (from 0): up over the warm-up, then down to `min_lr` just after the last
@@ -430,8 +430,8 @@ def _same_recipe(new: Recipe, run: RunFolder) -> Recipe:
         was, now = (", ".join(f"{n}={v:g}" for n, v in budget.items()) for budget in (begun, given))
         became = "" if "steps" in begun else f", which became steps={old.train.steps},"
         raise ValueError(
-            f"{run.path} was started with {was}{became} and stays with it; got {now}; leave that as it was, or "
-            "start a new run in another folder"
+            f"{run.path} was started with {was}{became} and stays with it, got {now}; "
+            "leave it as it was, or start a new run in another folder"
         )
     free = {name: getattr(new.train, name) for name in ("on_nonfinite", "max_skips")}
     old = replace(old, train=replace(old.train, **free))
