@@ -5,17 +5,20 @@ saving. Modules with torch are imported inside the verbs, so that `--help` answe
 """
 
 import contextlib
+import copy
 import functools
 import io
+import itertools
 import json
 import logging
+import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import tyro
 from tyro.conf import Positional, arg
@@ -61,6 +64,7 @@ def tokenizer_train(
     from clearhead.text.tokenizer import Tokenizer
     from clearhead.training.report import Terminal
 
+    make_room(out.parent if out.suffix in (".json", ".tiktoken", ".txt") else out)
     corpus = open_corpus(source, field=field, document_separator=document_separator, strict=strict)
     with contextlib.closing(Terminal()) as terminal:
         progress = terminal.on_progress
@@ -85,14 +89,21 @@ def tokenizer_encode(
     print(" ".join(map(str, loaded.encode(text_or_stdin(text), specials=specials))))
 
 
-def tokenizer_decode(tokenizer: Positional[Path], ids: Positional[tuple[int, ...]]) -> None:
-    """Token ids to text.
+def tokenizer_decode(tokenizer: Positional[Path], ids: Positional[tuple[str, ...]] = ("-",)) -> None:
+    """Token ids to text, byte for byte.
 
     Args:
         tokenizer: tokenizer.json, vocab.json, a .tiktoken file, or a folder with one.
-        ids: the token ids.
+        ids: the token ids; - reads them from standard input.
     """
-    print(open_tokenizer(tokenizer).decode(list(ids)))
+    loaded = open_tokenizer(tokenizer)
+    words = text_or_stdin("-").split() if ids == ("-",) else ids
+    for word in words:
+        if not word.isdecimal():
+            raise ValueError(f"{word!r} is not a token id; ids are numbers from 0 to {loaded.vocab_size - 1}")
+    sys.stdout.buffer.write(loaded.decode_bytes(map(int, words)))
+    if sys.stdout.isatty():
+        print()
 
 
 def tokenizer_show(tokenizer: Positional[Path], text: Positional[str] = "") -> None:
@@ -174,12 +185,24 @@ def train(argv: Sequence[str]) -> None:
     """Train a model by a recipe, or go on with a run that was stopped."""
     options = {}
     if argv and not argv[0].startswith("-"):  # the recipe's values become the defaults of the flags
-        options["default"] = TrainCommand(argv[0], load_recipe(find_recipe(argv[0])))
+        options["default"] = TrainCommand(argv[0], with_open_sizes(load_recipe(find_recipe(argv[0]))))
     elif not {"-h", "--help"} & set(argv):
         raise ValueError("name the recipe first, as in: clearhead train demo --train.minutes 10")
-    command = parse(TrainCommand, argv, prog="clearhead train", **options)
+    command: TrainCommand = parse(TrainCommand, argv, prog="clearhead train", **options)
     run = command.run or Path("runs") / Path(command.recipe).stem
     train_recipe(command.settings, run, command.resume, command.stop_after, command.tensorboard)
+
+
+def with_open_sizes(recipe: Recipe) -> Recipe:
+    """The recipe for the flags to start from: sizes that follow from others are None again.
+
+    So `--model.d-model 512` brings its own d_head and d_ff along. Such a config is not finished; the flags'
+    parser makes the finished one.
+    """
+    model = copy.copy(recipe.model)
+    for name in model.following():
+        object.__setattr__(model, name, None)  # it is frozen, but nobody has seen this copy yet
+    return replace(recipe, model=model)
 
 
 def train_recipe(recipe: Recipe, run: Path, resume: bool, stop_after: int | None, tensorboard: bool) -> None:
@@ -208,6 +231,7 @@ def generate(
     repetition_penalty: float = 1.0,
     seed: int | None = None,
     stop: tuple[str, ...] = (),
+    overflow: Literal["error", "slide"] = "error",
     device: str = "auto",
 ) -> None:
     """Let a trained model continue a text, as it comes.
@@ -223,6 +247,7 @@ def generate(
         repetition_penalty: above 1 makes tokens that were seen less likely.
         seed: makes the draw repeatable.
         stop: texts that end the answer.
+        overflow: what to do beyond the model's max_len: error, or slide, which forgets the oldest tokens.
         device: auto, cpu or cuda.
     """
     from clearhead.generation.decode import stream
@@ -231,8 +256,7 @@ def generate(
 
     model, tokenizer = load_run(run, find_device(device))
     text = text_or_stdin(prompt)
-    print(text, end="", flush=True)
-    for piece in stream(
+    pieces = stream(
         model,
         text,
         tokenizer=tokenizer,
@@ -244,7 +268,9 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
         stop=stop,
-    ):
+        overflow=overflow,
+    )
+    for piece in itertools.chain([text], pieces):
         print(piece, end="", flush=True)
     print()
 
@@ -252,7 +278,7 @@ def generate(
 def evaluate(
     run: Positional[Path],
     data: Path | None = None,
-    split: str = "validation",
+    split: Literal["train", "validation"] = "validation",
     stride: int | None = None,
     device: str = "auto",
     as_json: Annotated[bool, arg(name="json")] = False,
@@ -278,7 +304,13 @@ def evaluate(
     folder = (data or data_folder(recipe.data, RunFolder(run))) / split
     shards = Shards(folder, tokenizer_fingerprint=tokenizer.fingerprint)
     context = recipe.train.context_length
-    result = measure(model, shards, context_length=context, stride=stride)
+    result = measure(
+        model,
+        shards,
+        context_length=context,
+        stride=stride,
+        document_mask=recipe.train.document_mask,
+    )
     if as_json:
         print(json.dumps(vars(result)))
         return
@@ -344,15 +376,36 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 
 
+HELP = {"-h", "--help", "help"}
+HINTS = {
+    FileExistsError: "; choose a path where no file is in the way",
+    NotADirectoryError: "; a part of this path is a file",
+    IsADirectoryError: "; name a file in it",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command line; the entry point of `clearhead`."""
     words = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     warnings.showwarning = lambda message, *args, **kwargs: print(f"note: {message}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that a terminal cannot show ends nothing
+            stream.reconfigure(errors="backslashreplace")
     try:
         run_verb(words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as in `| head`: nobody is left to tell
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
     except (ValueError, KeyError, OSError) as error:
-        fail(error)
+        fail(describe(error))
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
+            raise
+        advice = "make the model, train.batch_size or train.context_length smaller"
+        fail(f"not enough memory ({str(error).strip().splitlines()[0]}); {advice}")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
@@ -369,7 +422,7 @@ def run_verb(words: list[str]) -> None:
             else:
                 parse(later(VERBS[verb]), rest, prog=f"clearhead {verb}")()
             return
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not words or words[0] in HELP or set(words[1:2]) & HELP:
         print(overview())
     elif words[0] == "--version":
         from clearhead import __version__
@@ -434,11 +487,33 @@ def one_line(box: str) -> str:
     return (" ".join(message).strip() or "the command line could not be read") + hint
 
 
-def fail(error: Exception) -> NoReturn:
+def describe(error: Exception) -> str:
+    """What an error says, without Python's quotes and numbers.
+
+    >>> describe(KeyError("no such token")), describe(FileNotFoundError(2, "No such file", "a.txt"))
+    ('no such token', 'a.txt: no such file')
+    """
+    if isinstance(error, KeyError) and error.args:
+        return str(error.args[0])
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    if error.filename is None:
+        return error.strerror
+    reason = error.strerror[:1].lower() + error.strerror[1:]
+    return f"{error.filename}: {reason}{HINTS.get(type(error), '')}"
+
+
+def fail(message: str) -> NoReturn:
     """One line on stderr, exit code 2."""
-    text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    print(f"clearhead: {' '.join(str(text).split())}", file=sys.stderr)
+    print(f"clearhead: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(2) from None
+
+
+def make_room(folder: Path) -> None:
+    """Make the folder to write to: where nobody can write is told before the work, not after it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder} is not yours to write to; choose another folder")
 
 
 def open_tokenizer(path: Path) -> "Tokenizer":
@@ -449,8 +524,15 @@ def open_tokenizer(path: Path) -> "Tokenizer":
 
 
 def text_or_stdin(text: str) -> str:
-    """The text itself; - reads standard input as UTF-8."""
-    return sys.stdin.buffer.read().decode("utf-8", "replace") if text == "-" else text
+    """The text itself; - reads standard input. Text that is no UTF-8 is a ValueError, not guessed at."""
+    where = "standard input" if text == "-" else "the text"
+    data = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
+        ) from None
 
 
 def say(text: str) -> None:

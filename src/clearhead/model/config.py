@@ -131,8 +131,11 @@ class ModelConfig:
         >>> ModelConfig(d_model=256, n_heads=4).replace(d_model=512).d_head
         128
         """
-        follow = {name: None for name, value in self._derived().items() if getattr(self, name) == value}
-        return replace(self, **(follow | changes))
+        return replace(self, **(dict.fromkeys(self.following()) | changes))
+
+    def following(self) -> list[str]:
+        """The names of the sizes that are what follows from the others."""
+        return [name for name, value in self._derived().items() if getattr(self, name) == value]
 
 
 def default_d_ff(d_model: int, gated: bool = True) -> int:
