@@ -1,14 +1,18 @@
-"""How fast a vocabulary is learned, beside Hugging Face `tokenizers`.
+"""How fast a vocabulary is learned and text encoded, beside Hugging Face `tokenizers` (and tiktoken).
 
-    python benchmarks/tokenizer.py            five rounds on 100 MB
-    python benchmarks/tokenizer.py --quick    one round on 10 MB
-    python benchmarks/tokenizer.py --record   also appends the result to RESULTS.md
+    python benchmarks/tokenizer.py                   five rounds on 100 MB
+    python benchmarks/tokenizer.py --quick           one round on 10 MB
+    python benchmarks/tokenizer.py --only encoding   only that question (or: training)
+    python benchmarks/tokenizer.py --record          also appends the result to RESULTS.md
 
 The corpus is what is installed: the standard library with its tests, then the sources and texts of the
 packages beside this interpreter, in sorted order until the size is reached. Every arm runs in a process of
 its own, the arms of a round one after the other, in turned order from round to round. Wall time is that of
 the training call, without imports; memory is the greatest sum of the resident sets of a process and its
 workers.
+
+Encoding is timed on one thread, over documents of 8,000 characters, with the 10k vocabulary learned from the
+corpus; every arm starts with nothing remembered, and nothing is timed unless all arms give the same ids.
 """
 
 import argparse
@@ -28,6 +32,8 @@ from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+
+import numpy as np
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".h", ".cpp", ".hpp", ".js", ".css")
@@ -109,9 +115,100 @@ def byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in seen} | {chr(256 + n): byte for n, byte in enumerate(unseen)}
 
 
+# Encoding: all arms read the file that `learn_vocabulary` leaves beside the corpus
+
+ENCODED = 20_000_000  # bytes of the corpus that are encoded
+DOCUMENT = 8_000  # characters
+
+
+def tokenizer_file(corpus: Path) -> Path:
+    return corpus.with_name("tokenizer.json")
+
+
+def learn_vocabulary(corpus: Path) -> dict:
+    from clearhead import Tokenizer, train_bpe
+
+    begun = time.perf_counter()
+    vocab, merges = train_bpe(corpus, VOCAB_SIZE, ["<|endoftext|>"])
+    Tokenizer(vocab, merges, ["<|endoftext|>"]).save(tokenizer_file(corpus))
+    return {"seconds": time.perf_counter() - begun}
+
+
+def time_encoding(corpus: Path, encode: Callable[[list[str]], list]) -> dict:
+    """Encode the documents once; the ids of each come as a list or as an array."""
+    with corpus.open("rb") as file:
+        text = file.read(ENCODED).decode("utf-8", "ignore")
+    documents = [text[start : start + DOCUMENT] for start in range(0, len(text), DOCUMENT)]
+    begun, begun_cpu = time.perf_counter(), time.process_time()
+    ids = encode(documents)
+    seconds, cpu = time.perf_counter() - begun, time.process_time() - begun_cpu
+    digest = hashlib.md5()
+    for document in ids:
+        digest.update(np.asarray(document, np.uint32).tobytes())
+    result = {"seconds": seconds, "encode_cpu": cpu, "bytes": len(text.encode()), "ids": digest.hexdigest()}
+    return result | {"n_ids": sum(map(len, ids))}
+
+
+def encode_clearhead(corpus: Path) -> dict:
+    from clearhead import Tokenizer
+
+    return time_encoding(corpus, Tokenizer.load(tokenizer_file(corpus)).encode_batch)
+
+
+def encode_clearhead_array(corpus: Path) -> dict:
+    from clearhead import Tokenizer
+
+    tokenizer = Tokenizer.load(tokenizer_file(corpus))
+    return time_encoding(corpus, lambda documents: [tokenizer.encode_array(text) for text in documents])
+
+
+def encode_tokenizers(corpus: Path) -> dict:
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_file(corpus)))
+
+    def encode(documents: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(documents, add_special_tokens=False)]
+
+    return time_encoding(corpus, encode)
+
+
+def encode_tiktoken(corpus: Path) -> dict:
+    import tiktoken
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    from clearhead import Tokenizer
+
+    ours = Tokenizer.load(tokenizer_file(corpus))
+    special_ids = ours.special_tokens.values()
+    ranks = {token: token_id for token_id, token in ours.vocab.items() if token_id not in special_ids}
+    encoding = tiktoken.Encoding("own", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
+    return time_encoding(corpus, lambda documents: [encoding.encode_ordinary(text) for text in documents])
+
+
+def encode_equal_letters(corpus: Path) -> dict:
+    """One pre-token of a million equal letters, then one of two million."""
+    from clearhead import Tokenizer
+
+    tokenizer = Tokenizer.load(tokenizer_file(corpus))
+    seconds = []
+    for n in (1_000_000, 2_000_000):
+        begun = time.perf_counter()
+        tokenizer.encode_array("a" * n)
+        seconds.append(time.perf_counter() - begun)
+    return {"seconds": seconds[0], "twice": seconds[1]}
+
+
 ARMS: dict[str, Callable[[Path], dict]] = {
     "train-clearhead": train_clearhead,
     "train-tokenizers": train_tokenizers,
+    "learn-vocabulary": learn_vocabulary,
+    "encode-clearhead": encode_clearhead,
+    "encode-clearhead-array": encode_clearhead_array,
+    "encode-tokenizers": encode_tokenizers,
+    "encode-tiktoken": encode_tiktoken,
+    "encode-equal-letters": encode_equal_letters,
 }
 
 
@@ -203,6 +300,54 @@ def training(corpus: Corpus, n_rounds: int) -> str:
     return "\n".join(lines)
 
 
+def encoding(corpus: Corpus, n_rounds: int) -> str:
+    """Encode with all and report medians and ratios, after checking that the ids are the same."""
+    labels = {
+        "encode-clearhead": "clearhead, encode_batch: lists",
+        "encode-clearhead-array": "clearhead, encode_array: uint16 arrays",
+        "encode-tokenizers": f"tokenizers {version('tokenizers')}, encode_batch_fast",
+        "encode-tiktoken": f"tiktoken {version('tiktoken')}, encode_ordinary",
+    }
+    run_arm("learn-vocabulary", corpus.path)
+    results = rounds_of(list(labels), corpus, n_rounds)
+    all_ids = {(result["ids"], result["n_ids"]) for arm in results.values() for result in arm}
+    if len(all_ids) != 1:
+        raise SystemExit(f"the encoders give different ids: {all_ids}")
+    first = results["encode-clearhead"][0]
+    lines = [
+        f"Encoding: {first['bytes'] / 1e6:.1f} MB in documents of {DOCUMENT:,} characters, one thread,",
+        f"nothing remembered at the start, {n_rounds} interleaved rounds.",
+        f"All arms give the same {first['n_ids']:,} ids.",
+        "",
+        "| arm | MB/s, median (least-most) | MB/s of CPU time | peak RSS MB |",
+        "|---|---|---|---|",
+    ]
+    for name, label in labels.items():
+        speeds = [result["bytes"] / 1e6 / result["seconds"] for result in results[name]]
+        cpu = statistics.median(result["bytes"] / 1e6 / result["encode_cpu"] for result in results[name])
+        peak = statistics.median(result["peak"] for result in results[name])
+        spread = f"{statistics.median(speeds):.1f} ({min(speeds):.1f}-{max(speeds):.1f})"
+        lines.append(f"| {label} | {spread} | {cpu:.1f} | {peak:.0f} |")
+    seconds = {name: [result["seconds"] for result in results[name]] for name in labels}
+    ratio, ratio_array = (
+        statistics.median(b / a for a, b in zip(seconds[name], seconds["encode-tokenizers"], strict=True))
+        for name in ("encode-clearhead", "encode-clearhead-array")
+    )
+    equal = [run_arm("encode-equal-letters", corpus.path) for _ in range(n_rounds)]
+    doubling = statistics.median(result["twice"] / result["seconds"] for result in equal)
+    million = statistics.median(result["seconds"] for result in equal)
+    lines += [
+        "",
+        f"clearhead's lists come {ratio:.2f} times as fast as those of tokenizers (median of the rounds;",
+        f"goal >= 1.5), its arrays {ratio_array:.2f} times. A million equal letters take {million:.2f} s,",
+        f"two million {doubling:.2f} times as long (goal < 2.5).",
+    ]
+    return "\n".join(lines)
+
+
+QUESTIONS: dict[str, Callable[[Corpus, int], str]] = {"training": training, "encoding": encoding}
+
+
 def machine() -> str:
     cpu = next(
         (
@@ -220,6 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, help="interleaved rounds (default 5)")
     parser.add_argument("--quick", action="store_true", help="10 MB instead of 100, one round")
+    parser.add_argument("--only", choices=QUESTIONS, help="ask only this question")
     parser.add_argument("--record", action="store_true", help="append the result to RESULTS.md")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--corpus", type=Path, help=argparse.SUPPRESS)
@@ -232,7 +378,9 @@ def main() -> None:
         before = machine()
         corpus = build_corpus(Path(folder) / "corpus.txt", 10_000_000 if options.quick else 100_000_000)
         print(f"{before}\n{corpus}", flush=True)
-        report = f"## Tokenizer, {date.today()}\n\n{before}.\n\n{training(corpus, n_rounds)}\n"
+        asked = [options.only] if options.only else list(QUESTIONS)
+        answers = "\n\n".join(QUESTIONS[name](corpus, n_rounds) for name in asked)
+        report = f"## Tokenizer, {date.today()}\n\n{before}.\n\n{answers}\n"
     print(f"\n{report}")
     if options.record:
         with RESULTS.open("a", encoding="utf-8") as file:
