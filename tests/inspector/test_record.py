@@ -271,6 +271,7 @@ def test_a_pass_that_fails_does_not_spoil_the_names_of_the_next() -> None:
         with pytest.raises(ValueError, match="do not fit a table"):
             model(torch.tensor([[99]]))
         values.clear()
+        attend(torch.randn(3, 4), torch.randn(3, 4), torch.randn(3, 4))  # stands outside the model again
         model(tokens)
     assert list(values) == names
 

@@ -31,7 +31,7 @@ def test_a_config_is_inert_data() -> None:
     assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert len({config, config.replace(), ModelConfig()}) == 2
     with pytest.raises(AttributeError):
-        config.d_model = 1  # pyright: ignore[reportAttributeAccessIssue]
+        config.d_model = 1
 
 
 # settings that cannot work, and what the message must name: the fields, the numbers, what would work

@@ -399,6 +399,7 @@ def test_inputs_that_do_not_fit_are_named() -> None:
         ({"mask": real.long()}, "the mask is torch.int64, not boolean"),
         ({"mask": real[:, :7]}, r"mask \(2, 7\) and tokens \(2, 9\) differ"),
         ({"documents": torch.zeros(9, dtype=torch.long)}, r"documents \(9,\) and tokens \(2, 9\) differ"),
+        ({"positions": torch.arange(8)}, r"positions \(8,\) are not one per token \(2, 9\)"),
         ({"cache": cache, "documents": torch.zeros(2, 9, dtype=torch.long)}, "do not go together"),
         ({"cache": cache, "tokens": tokens[:1]}, "holds 2 sequences and 1 rows"),
     ):

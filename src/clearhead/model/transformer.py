@@ -209,7 +209,7 @@ class Transformer(nn.Module):
         worked out from the others if None. `cache`: T tokens continue the sequences in it, and it is
         advanced. Logits at padding are meaningless but finite.
         """
-        check_inputs(tokens, mask, documents, cache)
+        check_inputs(tokens, positions, mask, documents, cache)
         real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         if cache is None:
             slots = torch.arange(tokens.shape[1], device=tokens.device)
@@ -273,7 +273,13 @@ def add_nothing(
     return x
 
 
-def check_inputs(tokens: Tensor, mask: Tensor | None, documents: Tensor | None, cache: Cache | None) -> None:
+def check_inputs(
+    tokens: Tensor,
+    positions: Tensor | None,
+    mask: Tensor | None,
+    documents: Tensor | None,
+    cache: Cache | None,
+) -> None:
     """Raise ValueError unless the arguments of a forward pass fit together."""
     if tokens.dim() != 2:
         raise ValueError(
@@ -287,6 +293,8 @@ def check_inputs(tokens: Tensor, mask: Tensor | None, documents: Tensor | None, 
                 f"{name} {tuple(other.shape)} and tokens {tuple(tokens.shape)} differ in shape; "
                 f"{name} is about the tokens given, not about those in the cache"
             )
+    if positions is not None and positions.shape[-1] != tokens.shape[1]:
+        raise ValueError(f"positions {tuple(positions.shape)} are not one per token {tuple(tokens.shape)}")
     if cache is not None and documents is not None:
         raise ValueError("packed documents and a cache do not go together: give one of them")
     if cache is not None and len(cache.real) != len(tokens):
