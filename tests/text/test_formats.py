@@ -206,7 +206,7 @@ def test_added_tokens_beyond_the_vocabulary(learned: Tokenizer, tmp_path: Path) 
 tokens_of_letters = st.lists(st.text("abc", min_size=2, max_size=6), max_size=14, unique=True)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(
     tokens=tokens_of_letters, seed=st.integers(0, 99), words=st.lists(st.text("abc", max_size=14), max_size=6)
 )
@@ -317,6 +317,7 @@ def change(*path: Any, to: Any) -> Callable[[], dict[str, Any]]:
 
 
 SPLIT = {"type": "Split", "pattern": {"Regex": "x+"}, "behavior": "Isolated", "invert": False}
+UNKNOWN = {"type": "BPE", "unk_token": "?", "vocab": {"?": 0, "<s>": 259, "</s>": 260}, "merges": []}
 ADDED = {"id": 259, "content": "<s>", "special": True, "normalized": False}
 
 
@@ -335,6 +336,7 @@ ADDED = {"id": 259, "content": "<s>", "special": True, "normalized": False}
         (change("model", "merges", 0, to="a b c"), "merge 0 should be a pair of tokens, found 'a b c'"),
         (change("model", "merges", 0, to=["q", "q"]), "merge 0, b'q' and b'q': the vocabulary lacks b'qq'"),
         (change("model", "merges", 0, to=["汉", "b"]), "token '汉' holds '汉', which stands for no byte"),
+        (change("model", to=UNKNOWN), "model option unk_token is not supported for a vocabulary without"),
         (change("normalizer", to={"type": "StripAccents"}), "normalizer StripAccents is not supported"),
         (change("normalizer", to=[]), "normalizer should be of type dict, found []"),
         (change("pre_tokenizer", to={"type": "Whitespace"}), "pre_tokenizer Whitespace is not supported"),
@@ -453,7 +455,7 @@ VALID = valid()
 PLACES = places(VALID)[1:]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(
     changes=st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(["set", "drop"]), junk), max_size=3),
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(max_size=3)), max_size=2),

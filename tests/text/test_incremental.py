@@ -33,7 +33,7 @@ def small(splitter: str, steps: tuple[str, ...] = ()) -> Tokenizer:
 
 
 @pytest.mark.parametrize("splitter", SPLITTERS)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=35)
 @given(text=texts, mode=st.sampled_from(["token", "text"]))
 def test_every_cut_gives_the_ids_of_the_whole(splitter: str, text: str, mode: str) -> None:
     """Contractions, special tokens, surrogate pairs and white space may all lie across the cut."""
@@ -43,7 +43,7 @@ def test_every_cut_gives_the_ids_of_the_whole(splitter: str, text: str, mode: st
         assert list(tokenizer.encode_iterable(chunks, mode)) == whole
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     text=texts,
     splitter=st.sampled_from(["gpt2", "o200k", "none"]),
@@ -125,7 +125,7 @@ def test_special_cutter_waits_for_a_longer_match() -> None:
     assert list(cutter.feed("", last=True)) == [("<b>", None)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(data=st.binary(max_size=24), text=st.text(max_size=6).map(mend_surrogates), cut=st.integers(0, 24))
 def test_stream_joins_to_decode(data: bytes, text: str, cut: int) -> None:
     """For any bytes, one at a time: broken, truncated and complete characters, a literal U+FFFD too."""

@@ -30,7 +30,7 @@ def test_unknown_step_names_the_known_ones() -> None:
         normalise("a", ["nfd"])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(text=texts, steps=st.lists(st.sampled_from(list(STEPS)), max_size=3))
 def test_settled_prefix_normalises_on_its_own(text: str, steps: list[str]) -> None:
     """For every cut: the settled part of the prefix and the rest normalise apart as they do together."""

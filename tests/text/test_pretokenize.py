@@ -49,7 +49,7 @@ def test_empty_text_has_no_pieces(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(text=texts)
 def test_pieces_are_the_matches_and_join_to_the_text(name: str, text: str) -> None:
     """Nothing is lost between pieces, and the faster form for ASCII finds the same ones."""
@@ -61,14 +61,14 @@ def test_pieces_are_the_matches_and_join_to_the_text(name: str, text: str) -> No
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(text=st.text(st.sampled_from([c for c in NASTY if c.isascii()]), max_size=20))
 def test_ascii_form_equals_the_full_pattern(name: str, text: str) -> None:
     assert compile_splitter(name)(text) == regex.findall(SPLITTERS[name] or "", text)
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(text=texts)
 def test_settled_pieces_survive_every_continuation(name: str, text: str) -> None:
     """For every cut, the pieces that end inside `settled_length` of the prefix are pieces of the whole."""

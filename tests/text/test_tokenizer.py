@@ -112,7 +112,7 @@ def test_ids_equal_the_dull_twin(splitter: str, trained: dict[str, Tokenizer], d
     assert ours.encode(text) == expected
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     recipe=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=10),
     order=st.randoms(use_true_random=False),
@@ -155,7 +155,7 @@ def test_odd_merges_equal_hugging_face(
 
 
 @pytest.mark.parametrize("splitter", SPLITTERS)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(text=st.text(max_size=30).map(mend_surrogates), data=st.binary(max_size=20))
 def test_decode_gives_the_text_back(
     splitter: str, trained: dict[str, Tokenizer], text: str, data: bytes
@@ -444,13 +444,17 @@ def test_mistakes_are_value_errors(unchecked: None, make: Any, message: str) -> 
     assert "\n" not in str(error.value)
 
 
-def test_other_mistakes() -> None:
+def test_other_mistakes(unchecked: None) -> None:
     with pytest.raises(TypeError, match=r"special_tokens is a list of strings; did you mean \['<x>'\]"):
         Tokenizer(BYTES, [], "<x>")
     with pytest.raises(KeyError, match="'<s>' is not a special token of this tokenizer; it has none"):
         Tokenizer(BYTES, [], begin=["<s>"])
     with pytest.raises(TypeError):
         Tokenizer(BYTES, []).decode([1.5])
+    with pytest.raises(TypeError, match="a text is a str, not of type bytes: b'x'"):
+        Tokenizer(BYTES, []).encode(b"x")
+    with pytest.raises(TypeError, match=r"a batch is a list of texts; did you mean \['one'\]"):
+        Tokenizer(BYTES, []).encode_batch("one")
 
 
 def test_examples() -> None:

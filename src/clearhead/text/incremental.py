@@ -8,6 +8,7 @@ before it, so what is held never grows beyond the longest pre-token (times a sma
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import SupportsIndex
 
 from clearhead.text.normalise import normalise, settled_prefix
 from clearhead.text.pretokenize import compile_splitter, mend_surrogates, settled_length
@@ -131,11 +132,11 @@ class TextStream:
     certain that it never will be.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes]):
+    def __init__(self, token_bytes: Callable[[SupportsIndex], bytes]):
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, token_id: int) -> str:
+    def feed(self, token_id: SupportsIndex) -> str:
         """Return the text that `token_id` completes; often a word, "" inside a character."""
         return self._decoder.decode(self._token_bytes(token_id))
 

@@ -174,6 +174,8 @@ class Tokenizer:
 
     def encode_batch(self, texts: Iterable[str], specials: str = "token") -> list[list[int]]:
         """Return the ids of each text."""
+        if isinstance(texts, str):
+            raise TypeError(f"a batch is a list of texts; did you mean [{texts!r:.60}]?")
         return [self.encode(text, specials) for text in texts]
 
     def encode_array(self, text: str, specials: str = "text") -> UInt[np.ndarray, " T"]:
@@ -229,6 +231,8 @@ class Tokenizer:
     def _packed(self, text: str, specials: str) -> bytes:
         """The ids of `text`, packed as `self._encoder.dtype`."""
         _check_mode(specials)
+        if not isinstance(text, str):
+            raise TypeError(f"a text is a str, not of type {type(text).__name__}: {text!r:.60}")
         text = mend_surrogates(text)
         if self._pattern is None or specials == "text":
             return self._pack_ordinary(text)

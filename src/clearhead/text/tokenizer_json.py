@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from clearhead.text.definition import Alphabet, Definition, expect, expect_id, spell, unspell
+from clearhead.text.definition import Alphabet, Definition, check_alphabet, expect, expect_id, spell, unspell
 from clearhead.text.normalise import CONTROL
 from clearhead.text.pretokenize import SPLITTERS
 
@@ -37,9 +37,12 @@ def read(text: str) -> Definition:
     )
     ignore_merges = expect(model.get("ignore_merges", False), bool, "model.ignore_merges")
     to_bytes = unspell if alphabet == "bytes" else str.encode
+    vocab = _read_vocab(ids, special_tokens, to_bytes, strict=ignore_merges)
+    if model.get("unk_token") is not None and check_alphabet(None, vocab) != "bytes":
+        raise ValueError("model option unk_token is not supported for a vocabulary without all 256 bytes")
     begin, end = _read_post_processor(data.get("post_processor"), special_tokens)
     return Definition(
-        vocab=_read_vocab(ids, special_tokens, to_bytes, strict=ignore_merges),
+        vocab=vocab,
         merges=[(to_bytes(left), to_bytes(right)) for left, right in _read_merges(model.get("merges"))],
         special_tokens=special_tokens,
         splitter=splitter,
