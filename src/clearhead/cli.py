@@ -404,8 +404,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise
+        reason = re.sub(r"^\[.*?\] err == 0\. ", "", str(error)).partition("\n")[0]
         advice = "make the model, train.batch_size or train.context_length smaller"
-        fail(f"not enough memory ({str(error).strip().splitlines()[0]}); {advice}")
+        fail(f"not enough memory: {reason}; {advice}")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
@@ -457,7 +458,8 @@ def parse(target: Callable[..., Any], words: Sequence[str], prog: str, **options
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-    raise ValueError(f"{one_line(captured.getvalue())}; see {prog} --help")
+    message = re.sub(r"^Error parsing settings\.(\w+):", r"[\1]", one_line(captured.getvalue()))
+    raise ValueError(f"{message}; see {prog} --help")
 
 
 def later(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
@@ -476,15 +478,14 @@ def one_line(box: str) -> str:
     >>> one_line("╭─ Unrecognized ─╮\\n│ Unrecognized options: --lrr │\\n│ ──── │\\n│ Perhaps: │\\n╰──╯")
     'Unrecognized options: --lrr'
     """
-    lines = [line.strip("│ \n") for line in box.splitlines() if not re.match(r"[╭╰]", line)]
-    message: list[str] = []
-    for line in lines:
-        if re.match(r"[─-]{3,}", line):
-            break
-        message.append(line)
-    near = re.search(r"Perhaps you meant:\s*\n?[│\s]*(--[\w.-]+)", box)
-    hint = f"; did you mean {near.group(1)}?" if near else ""
-    return (" ".join(message).strip() or "the command line could not be read") + hint
+    drawn = [line.removeprefix("│ ").removesuffix(" │") for line in box.splitlines()]
+    lines = drawn[1:] if box.startswith("╭") else drawn[2:]  # in plain ASCII, a title and a rule come first
+    end = next((n for n, line in enumerate(lines) if re.match(r"\s*[─-]{3}|╰", line)), len(lines))
+    # A line of a wide box that is full to its end breaks off within a word.
+    words = (line if len(line) > 70 and line[-1] != " " else f"{line} " for line in lines[:end])
+    near = re.search(r"Perhaps you meant:\W*(--[\w.-]+)", box)
+    hint = f"; did you mean {near[1]}?" if near else ""
+    return (" ".join("".join(words).split()) or "the command line could not be read") + hint
 
 
 def describe(error: Exception) -> str:

@@ -95,10 +95,10 @@ def load_checkpoint(
     for path in candidates:
         problems = verify_checkpoint(path)
         if not problems:
+            for what in found:
+                logger.warning("a damaged checkpoint of %s is passed over: %s", source, what)
             return _load(path, model, optimizer)
         found.append(f"{path.name}: {'; '.join(problems)}")
-        if is_run:
-            logger.warning("checkpoint %s is damaged and passed over: %s", path, "; ".join(problems))
     advice = "no other is left" if is_run else "give the folder of the run to fall back on another one"
     raise ValueError(f"{source} cannot be loaded ({' | '.join(found)}); {advice}")
 

@@ -116,7 +116,7 @@ class TrainConfig:
                 f"min_lr={self.min_lr} has no effect with schedule='constant'; choose linear or cosine"
             )
 
-    def budget(self) -> dict[str, float]:
+    def budget(self) -> dict[str, int | float]:
         """What was given of `steps`, `tokens` and `minutes`."""
         given = {name: getattr(self, name) for name in ("steps", "tokens", "minutes")}
         return {name: value for name, value in given.items() if value is not None}
@@ -176,7 +176,10 @@ def recipe_from_dict(tables: dict[str, Any]) -> Recipe:
             raise ValueError(f"[{part.name}] must be a table of settings, not {table!r}")
         cls = type(getattr(Recipe(), part.name))
         check_field_names(cls, table, part.name)
-        parts[part.name] = cls(**table)
+        try:
+            parts[part.name] = cls(**table)
+        except ValueError as error:
+            raise ValueError(f"[{part.name}] {error}") from None
     return Recipe(**parts)
 
 

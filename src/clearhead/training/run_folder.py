@@ -56,12 +56,12 @@ class RunFolder:
         self._need(self.model_file)
         return read_config(self.model_file)
 
-    def budget(self) -> dict[str, float]:
+    def budget(self) -> dict[str, int | float]:
         """The budget this run was started with, before it became a number of steps."""
         self._need(self.budget_file)
         return _read_object(self.budget_file)
 
-    def write(self, recipe: Recipe, tokenizer: Tokenizer, budget: dict[str, float]) -> None:
+    def write(self, recipe: Recipe, tokenizer: Tokenizer, budget: dict[str, int | float]) -> None:
         """Write what a run is. The recipe comes last: with it the run exists, and can be resumed."""
         write_whole(self.model_file, json.dumps(recipe.model.to_dict(), indent=2) + "\n")
         write_whole(self.budget_file, json.dumps(budget) + "\n")

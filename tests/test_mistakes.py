@@ -1,0 +1,418 @@
+"""What a user may do wrong at the command line, in one table: one line on stderr says what would work.
+
+Each row is tried in a folder of its own, in which there lie
+
+    recipe.toml   10 steps on the texts in corpus/     run/     what came of it, trained
+    vocab/        a tokenizer of 280 tokens            other/   another of 280, learned from other text
+    letters/      one whose alphabet is a to e         data/    corpus/, prepared with vocab/
+"""
+
+import gzip
+import io
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli import describe, fail, main
+from clearhead.text.bpe import train_bpe
+from clearhead.text.prepare import prepare
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.checkpoint import checkpoints
+from clearhead.training.loop import train
+from tiny_run import tiny_recipe, write_corpus, write_recipe
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A command line, what its answer must say, and what was done to the folder before."""
+
+    command: str
+    says: tuple[str, ...]
+    files: dict[str, str | bytes] = field(default_factory=dict)
+    stdin: bytes = b""
+    before: Callable[[], object] | None = None
+
+
+def row(
+    command: str,
+    *says: str,
+    files: dict[str, str | bytes] | None = None,
+    stdin: bytes = b"",
+    before: Callable[[], object] | None = None,
+) -> Mistake:
+    return Mistake(command, says, files or {}, stdin, before)
+
+
+def toml(text: str) -> dict[str, str | bytes]:
+    """A recipe of this text, with a source."""
+    return {"mine.toml": f'[data]\nsource = "corpus"\n{text}'}
+
+
+def flip_every_checkpoint() -> None:
+    for path in checkpoints("run"):
+        file = path / "model.safetensors"
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+
+
+def remove(path: str) -> Callable[[], None]:
+    return lambda: shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink()
+
+
+def copy(source: str, target: str) -> Callable[[], object]:
+    return lambda: shutil.copyfile(source, target)
+
+
+def change_model_json(**changes: object) -> Callable[[], object]:
+    def change() -> None:
+        content = json.loads(Path("run/model.json").read_text())
+        Path("run/model.json").write_text(json.dumps(content | changes))
+
+    return change
+
+
+WORDPIECE = json.dumps({"model": {"type": "WordPiece", "vocab": {"a": 0}}, "added_tokens": []})
+
+MISTAKES = {
+    # the command line itself
+    "unknown verb": row("trian recipe.toml", "'trian", "tokenizer train", "generate"),
+    "unknown part of a verb": row("tokenizer learn x", "'tokenizer learn'", "tokenizer train"),
+    "missing argument": row("tokenizer encode", "tokenizer encode", "--help"),
+    "second argument missing": row("generate run", "text to continue", "--help"),
+    "required flag missing": row("prepare corpus out", "--tokenizer"),
+    "unknown flag": row("generate run The --temprature 1", "--temprature", "--temperature"),
+    "word for a number": row("generate run The --top-k few", "--top-k", "few"),
+    "one argument too many": row("show run recipe.toml", "recipe.toml"),
+    # text
+    "no such file": row("tokenizer train nowhere.txt out", "nowhere.txt", "python, pydoc"),
+    "glob without a match": row("tokenizer train 'no*.txt' out", "no*.txt"),
+    "folder without text": row(
+        "tokenizer train pictures out", "pictures", "1 .png", ".jsonl", files={"pictures/a.png": b"\x89PNG"}
+    ),
+    "not a text file": row("tokenizer train a.pdf out", "a.pdf", ".pdf", files={"a.pdf": b"%PDF"}),
+    "empty corpus": row("tokenizer train a.txt out", "a.txt holds no document", files={"a.txt": ""}),
+    "blank corpus": row("tokenizer train a.txt out", "no document", "blank", files={"a.txt": "\n \n"}),
+    "vocabulary too small": row("tokenizer train corpus out --vocab-size 100", "100", "257"),
+    "unknown splitter": row("tokenizer train corpus out --splitter gpt5", "gpt5", "gpt2, cl100k"),
+    "unknown alphabet": row("tokenizer train corpus out --alphabet runes", "runes", "bytes, characters"),
+    "special token twice": row("tokenizer train corpus out --special-tokens '<a>' '<a>'", "'<a>'", "2 times"),
+    "empty special token": row("tokenizer train corpus out --special-tokens ''", "special token", "empty"),
+    "field of plain text": row("tokenizer train corpus out --field body", "body", "no .jsonl"),
+    "separator of no text": row(
+        "tokenizer train a.jsonl out --document-separator ==", "==", "no plain text", files={"a.jsonl": "{}"}
+    ),
+    "broken jsonl": row(
+        "tokenizer train a.jsonl out --strict",
+        "a.jsonl:2",
+        "not JSON",
+        files={"a.jsonl": '{"text": "fine"}\n{"text": \n'},
+    ),
+    "every line broken": row(
+        "tokenizer train a.jsonl out", "1 not JSON", "a.jsonl:1", files={"a.jsonl": "{"}
+    ),
+    "missing field": row(
+        "tokenizer train a.jsonl out --strict --field body",
+        "a.jsonl:1",
+        "'body'",
+        "'text'",
+        files={"a.jsonl": '{"text": "fine"}\n'},
+    ),
+    "byte that is no UTF-8": row(
+        "tokenizer train a.txt out --strict", "a.txt:3", "0xe9", files={"a.txt": b"one\ntwo\ncaf\xe9\n"}
+    ),
+    "truncated gzip": row(
+        "tokenizer train a.txt.gz out --strict",
+        "a.txt.gz:1",
+        "gzip",
+        files={"a.txt.gz": gzip.compress(b"some text, " * 99)[:-12]},
+    ),
+    "no workers": row("prepare corpus out --tokenizer vocab --workers 0", "workers", "at least 1"),
+    "nothing to learn from": row(
+        "prepare a.txt out --tokenizer vocab", "a.txt", "train", files={"a.txt": "a"}
+    ),
+    "data of other text": row("prepare pydoc data --tokenizer vocab", "data", "'corpus'", "pydoc"),
+    "data of another tokenizer": row("prepare corpus data --tokenizer other", "data", "tokenizer"),
+    "output is a file": row("tokenizer train corpus recipe.toml", "recipe.toml", "in the way"),
+    "output below a file": row("tokenizer train corpus recipe.toml/out", "recipe.toml/out", "is a file"),
+    "data below a file": row("prepare corpus recipe.toml/x --tokenizer vocab", "recipe.toml/x", "is a file"),
+    # tokenizers
+    "no such tokenizer": row("tokenizer encode nowhere text", "nowhere"),
+    "folder without a tokenizer": row("tokenizer show corpus", "corpus", "tokenizer.json"),
+    "tokenizer of another kind": row(
+        "tokenizer show t/tokenizer.json",
+        "tokenizer.json",
+        "WordPiece",
+        files={"t/tokenizer.json": WORDPIECE},
+    ),
+    "broken tokenizer.json": row("tokenizer show t", "tokenizer.json", files={"t/tokenizer.json": '{"model'}),
+    "vocab.json without merges": row("tokenizer show t", "merges.txt", files={"t/vocab.json": "{}"}),
+    "ranks without a splitter": row(
+        "tokenizer show t/a.tiktoken", "a.tiktoken", files={"t/a.tiktoken": "IQ== 0\n"}
+    ),
+    "unknown mode": row("tokenizer encode vocab text --specials maybe", "maybe", "token", "error"),
+    "special token in the text": row(
+        "tokenizer encode vocab 'a<|endoftext|>' --specials error", "<|endoftext|>", "text"
+    ),
+    "character outside the alphabet": row("tokenizer encode letters 'bad ß'", "' '"),
+    "id outside the vocabulary": row("tokenizer decode vocab 1 280", "280", "279"),
+    "word for an id": row("tokenizer decode vocab 1 two", "'two'", "0 to 279"),
+    "negative id": row("tokenizer decode vocab -- -1", "'-1'", "0 to 279"),
+    "stdin that is no UTF-8": row("tokenizer encode vocab", "0xff at offset 2", stdin=b"ab\xff"),
+    # recipes
+    "no recipe": row("train --train.steps 10", "recipe first", "clearhead train demo"),
+    "no such recipe": row("train dmeo", "'dmeo'", "demo"),
+    "folder for a recipe": row("train run", "'run'", "folder"),
+    "broken TOML": row("train mine.toml", "mine.toml", "line 3", files=toml("[train\n")),
+    "recipe that is no UTF-8": row("train mine.toml", "mine.toml", "utf-8", files={"mine.toml": b"# \xff\n"}),
+    "wrong type": row(
+        "train mine.toml", "mine.toml", "lr='fast'", "float", files=toml('[train]\nlr = "fast"')
+    ),
+    "wrong type of the source": row("train mine.toml", "source=3", files={"mine.toml": "[data]\nsource = 3"}),
+    "unknown setting": row(
+        "train mine.toml", "'learning_rat'", "known", files=toml("[train]\nlearning_rat=1")
+    ),
+    "misspelt setting": row("train mine.toml", "'stesp'", "'steps'", files=toml("[train]\nstesp = 5")),
+    "unknown table": row("train mine.toml", "'training'", "train", files=toml("[training]\nsteps = 5")),
+    "setting outside a table": row("train mine.toml", "'steps'", files={"mine.toml": "steps = 5"}),
+    "misspelt flag": row("train recipe.toml --train.stesp 5", "--train.stesp", "--train.steps"),
+    "no budget": row("train mine.toml", "train.steps, train.tokens, train.minutes", files=toml("")),
+    "two budgets": row("train recipe.toml --run x --train.minutes 1", "steps=10", "minutes=1"),
+    "budget of nothing": row("train recipe.toml --run x --train.steps 0", "steps=0", "above 0"),
+    "budget that is no number": row("train mine.toml", "minutes=nan", files=toml("[train]\nminutes = nan")),
+    "negative learning rate": row("train recipe.toml --run x --train.lr -1", "lr=-1", "above 0"),
+    "learning rate below its end": row("train recipe.toml --run x --train.min-lr 1", "min_lr=1", "lr=0.003"),
+    "min_lr of a constant rate": row(
+        "train recipe.toml --run x --train.schedule constant --train.min-lr 1e-4", "min_lr", "constant"
+    ),
+    "warm-up in steps": row("train recipe.toml --run x --train.warmup 2", "warmup=2", "share"),
+    "unknown schedule": row("train recipe.toml --run x --train.schedule step", "step", "cosine"),
+    "unknown policy": row("train mine.toml", "'go'", "skip", files=toml('[train]\non_nonfinite = "go"')),
+    "negative clip": row("train recipe.toml --run x --train.clip -1", "clip=-1"),
+    "momentum of one": row("train recipe.toml --run x --train.beta1 1", "beta1=1", "below 1"),
+    "negative seed": row("train recipe.toml --run x --train.seed -1", "seed=-1"),
+    "one checkpoint": row("train recipe.toml --run x --train.keep 1", "keep=1", "at least 2"),
+    "empty batch": row("train recipe.toml --run x --train.batch-size 0", "batch_size=0", "at least 1"),
+    "samples of nothing": row(
+        "train recipe.toml --run x --train.sample-every 5 --train.sample-prompt ''", "sample_prompt"
+    ),
+    "heads that do not divide": row(
+        "train recipe.toml --run x --model.n-heads 3", "d_model=32", "n_heads=3", "number of heads"
+    ),
+    "key/value heads that do not divide": row(
+        "train recipe.toml --run x --model.n-heads 4 --model.n-kv-heads 3", "n_heads=4", "n_kv_heads=3"
+    ),
+    "odd head": row("train recipe.toml --run x --model.d-head 9", "d_head=9", "even"),
+    "context beyond the model": row(
+        "train recipe.toml --run x --train.context-length 33", "context_length=33", "max_len=32"
+    ),
+    "unknown activation": row("train recipe.toml --run x --model.activation tanh", "tanh", "silu"),
+    "dropout of everything": row("train recipe.toml --run x --model.ff-dropout 1", "ff_dropout=1"),
+    "model beyond the memory": row(
+        "train recipe.toml --run x --model.d-ff 1000000000000", "not enough memory", "smaller"
+    ),
+    "vocabulary not the tokenizer's": row(
+        "train recipe.toml --run x --model.vocab-size 999", "model.vocab_size=999", "280"
+    ),
+    "vocabulary to learn too small": row(
+        "train recipe.toml --run x --data.vocab-size 9", "vocab_size=9", "257"
+    ),
+    "splitter to learn unknown": row("train recipe.toml --run x --data.splitter gpt5", "gpt5", "gpt2"),
+    "source that is not there": row("train recipe.toml --run x --data.source nowhere", "nowhere"),
+    "tokenizer and another vocabulary": row(
+        "train recipe.toml --run x --data.tokenizer vocab --data.vocab-size 300", "vocab_size=300", "280"
+    ),
+    "data prepared with another tokenizer": row(
+        "train recipe.toml --run x --data.source data --data.tokenizer other", "data/train", "tokenizer"
+    ),
+    "field of prepared data": row(
+        "train recipe.toml --run x --data.source data --data.field body", "data.field='body'", "prepared"
+    ),
+    "corpus shorter than a window": row(
+        "train recipe.toml --run x --model.max-len 50000 --train.context-length 50000",
+        "50000",
+        "at least 50001",
+    ),
+    "unknown device": row("train recipe.toml --run x --train.device gpu", "'gpu'", "cpu or cuda"),
+    "loss that is not finite": row(
+        "train recipe.toml --run x --train.lr 1e30 --train.warmup 0", "step 2", "not finite", "train.lr"
+    ),
+    # runs
+    "run that is there": row("train recipe.toml --run run", "run", "--resume"),
+    "no run to resume": row("train recipe.toml --run x --resume", "x holds no run", "--resume"),
+    "resume with another recipe": row(
+        "train recipe.toml --run run --resume --train.lr 0.1", "train.lr: 0.003 -> 0.1", "undo"
+    ),
+    "resume with another budget": row(
+        "train recipe.toml --run run --resume --train.steps 20", "steps=10", "steps=20", "new run"
+    ),
+    "resume with another text": row(
+        "train recipe.toml --run run --resume",
+        "another text",
+        files={"run/data/train/index.json": "{}", "corpus/000.txt": "New."},
+    ),
+    "stop before the beginning": row(
+        "train recipe.toml --run x --stop-after 0", "stop_after=0", "at least 1"
+    ),
+    "stop where it was": row(
+        "train recipe.toml --run run --resume --stop-after 5", "stop_after=5", "step 10"
+    ),
+    "run folder is a file": row("train recipe.toml --run recipe.toml", "recipe.toml", "in the way"),
+    "run folder below a file": row("train recipe.toml --run recipe.toml/x", "recipe.toml/x", "is a file"),
+    "resume from broken checkpoints": row(
+        "train recipe.toml --run run --resume", "step-00000010", "step-00000005", before=flip_every_checkpoint
+    ),
+    "no such run": row("generate nowhere The", "nowhere holds no run", "clearhead train"),
+    "folder that is no run": row("generate corpus The", "corpus holds no run", "tokenizer.json"),
+    "run without its tokenizer": row(
+        "generate run The", "run holds no run", "tokenizer.json", before=remove("run/tokenizer.json")
+    ),
+    "run without its config": row("generate run The", "model.json", before=remove("run/model.json")),
+    "run without a checkpoint": row("generate run The", "no checkpoint", before=remove("run/checkpoints")),
+    "broken model.json": row("generate run The", "run/model.json", "JSON", files={"run/model.json": "{"}),
+    "model.json that is a list": row(
+        "generate run The", "model.json", "list", files={"run/model.json": "[]"}
+    ),
+    "unknown field in model.json": row(
+        "generate run The", "model.json", "'d_modle'", "'d_model'", before=change_model_json(d_modle=32)
+    ),
+    "model.json of another model": row(
+        "generate run The", "model.safetensors", "in the model", before=change_model_json(d_ff=32)
+    ),
+    "all checkpoints tampered": row(
+        "generate run The", "step-00000010", "step-00000005", "SHA-256", before=flip_every_checkpoint
+    ),
+    "another tokenizer of the same size": row(
+        "generate run The",
+        "run/tokenizer.json",
+        "trained with",
+        before=copy("other/tokenizer.json", "run/tokenizer.json"),
+    ),
+    "tokenizer of another size": row(
+        "generate run The", "5 tokens", "280", before=copy("letters/tokenizer.json", "run/tokenizer.json")
+    ),
+    # speaking
+    "prompt too long": row(f"generate run '{'word ' * 40}'", "prompt", "max_len", "shorten"),
+    "answer too long": row("generate run The --max-new-tokens 40", "max_new_tokens=40", "slide"),
+    "empty prompt": row("generate run ''", "prompt is empty"),
+    "empty stdin": row("generate run -", "prompt is empty"),
+    "negative temperature": row("generate run The --temperature -1", "temperature=-1", "at least 0"),
+    "temperature that is no number": row("generate run The --temperature nan", "temperature=nan"),
+    "top_p beyond 1": row("generate run The --top-p 2", "top_p=2", "between 0 and 1"),
+    "top_p below 0": row("generate run The --top-p -0.1", "top_p=-0.1"),
+    "min_p beyond 1": row("generate run The --min-p 1.5", "min_p=1.5"),
+    "negative top_k": row("generate run The --top-k -3", "top_k=-3"),
+    "penalty of 0": row("generate run The --repetition-penalty 0", "repetition_penalty=0"),
+    "top_k of a greedy choice": row("generate run The --temperature 0 --top-k 5", "top_k=5", "temperature"),
+    "fewer than no tokens": row("generate run The --max-new-tokens -1", "max_new_tokens=-1"),
+    "seed below 0": row("generate run The --seed -1", "seed=-1"),
+    "empty stop": row("generate run The --max-new-tokens 4 --stop ''", "stop string is empty"),
+    "unknown overflow": row("generate run The --overflow wrap", "wrap", "slide"),
+    "speaking on an unknown device": row("generate run The --device abacus", "'abacus'", "cpu or cuda"),
+    "device of another machine": row("generate run The --device meta", "'meta'", "this machine"),
+    # measuring and showing
+    "unknown split": row("evaluate run --split test", "'test'", "validation"),
+    "stride of 0": row("evaluate run --stride 0", "stride=0", "at least 1"),
+    "stride beyond the window": row("evaluate run --stride 17", "stride=17", "context_length=16"),
+    "measuring on nothing": row("evaluate run --data nowhere", "nowhere", "clearhead prepare"),
+    "measuring on another tokenizer's data": row(
+        "evaluate run --data far",
+        "far/validation",
+        "tokenizer",
+        before=lambda: main(shlex.split("prepare corpus far --tokenizer other")),
+    ),
+    "nothing to show": row("show nowhere", "'nowhere'", "model.json"),
+    "showing a tokenizer as a model": row("show vocab/tokenizer.json", "vocab/tokenizer.json", "'version'"),
+    "demo that is there": row("demo --run run", "run", "--resume"),
+    "demo of no time": row("demo --run x --minutes 0", "minutes=0"),
+}
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of which every mistake gets a copy."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    corpus = write_corpus(folder / "corpus")
+    write_recipe(folder / "recipe.toml", tiny_recipe("corpus"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train(tiny_recipe("corpus"), "run")
+        tokenizer = Tokenizer.load("run")
+        tokenizer.save("vocab")
+        prepare("corpus", tokenizer, "data")
+    for name, source, size, alphabet in (
+        ("other", [file.read_text()[::-1] for file in corpus.iterdir()], 280, "bytes"),
+        ("letters", ["abcde"], 5, "characters"),
+    ):
+        specials = ["<|endoftext|>"] if alphabet == "bytes" else []
+        Tokenizer(*train_bpe(source, size, specials, alphabet=alphabet), specials).save(folder / name)
+    return folder
+
+
+def prepared(mistake: Mistake, workplace: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy the workplace, make the files of the mistake, and go there."""
+    shutil.copytree(workplace, folder)
+    monkeypatch.chdir(folder)
+    for name, content in mistake.files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    if mistake.before is not None:
+        mistake.before()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_mistake_is_answered_with_one_line(
+    mistake: Mistake,
+    workplace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line that says what was wrong, on stderr, last; nothing on stdout; exit code 2."""
+    prepared(mistake, workplace, tmp_path / "here", monkeypatch)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(mistake.stdin)))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(mistake.command))
+    out, err = capsys.readouterr()
+    notes, answer = err.splitlines()[:-1], err.splitlines()[-1]
+    assert ended.value.code == 2
+    assert out == ""
+    assert answer.startswith("clearhead: ")
+    missing = [words for words in mistake.says if words not in answer]
+    assert not missing, answer
+    assert not any(note.startswith("clearhead: ") or "Traceback" in note for note in notes)
+    # Only training has told by then what it chose; every other verb says nothing but this one line.
+    assert not notes or mistake.command.startswith("train"), notes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["unknown verb", "id outside the vocabulary", "empty stdin", "all checkpoints tampered"]
+)
+def test_mistake_in_a_process_of_its_own(
+    name: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user sees it: this one line is all that the program says."""
+    mistake = MISTAKES[name]
+    prepared(mistake, workplace, tmp_path / "here", monkeypatch)
+    command = [sys.executable, "-m", "clearhead.cli", *shlex.split(mistake.command)]
+    done = subprocess.run(command, input=mistake.stdin, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"clearhead: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_key_error_is_told_without_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python shows the message of a KeyError in quotes; a user sees the message."""
+    with pytest.raises(SystemExit):
+        fail(describe(KeyError("'<pad>' is not a special token; it has none")))
+    assert capsys.readouterr().err == "clearhead: '<pad>' is not a special token; it has none\n"
