@@ -28,7 +28,7 @@ def randomised(module: nn.Module, seed: int = 1) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            noise = 0.3 * torch.randn(parameter.shape, generator=generator)
+            noise = 0.2 * torch.randn(parameter.shape, generator=generator)  # 1 / sqrt(24)
             parameter.copy_(1 + noise if name.endswith("norm.weight") else noise)
     return module.eval()
 
