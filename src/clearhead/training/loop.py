@@ -9,12 +9,14 @@ Nothing random is hidden state. The batch of a step is a pure function of (seed,
 same bits.
 """
 
+import contextlib
+import ctypes
 import hashlib
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,6 +71,7 @@ def train(
             f"{run.path} already holds a run; add --resume to go on with it, or choose another folder"
         )
     run.path.mkdir(parents=True, exist_ok=True)
+    keep_freed_memory()
     with lock_run(run.path):
         note = _announcer(watchers)
         if resume:
@@ -338,12 +341,27 @@ def learning_rate(settings: TrainConfig, step: int, steps: int) -> float:
 def make_optimizer(model: nn.Module, settings: TrainConfig) -> AdamW:
     """AdamW over the model's parameters, without decay on vectors."""
     return AdamW(
-        parameter_groups(model, settings.weight_decay),
+        parameter_groups(model, settings.weight_decay, {"embed": settings.embed_lr_scale}),
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
         weight_decay=settings.weight_decay,
     )
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed blocks for the next step instead of giving them back and faulting them in again.
+
+    Large activations are allocated and freed in every step; on a CPU that costs a tenth of the time. Other
+    systems' allocators are left as they are.
+    """
+    if sys.platform != "linux":
+        return
+    trim_threshold, mmap_threshold = -1, -3  # of mallopt(3)
+    with contextlib.suppress(AttributeError, OSError):  # musl has no mallopt
+        libc = ctypes.CDLL(None)
+        libc.mallopt(trim_threshold, 1 << 30)
+        libc.mallopt(mmap_threshold, 1 << 30)
 
 
 def find_device(name: str) -> torch.device:
@@ -379,7 +397,7 @@ def first_nonfinite_gradient(model: nn.Module) -> str:
     return "the gradient's norm"
 
 
-@contextmanager
+@contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Turn Ctrl-C and SIGTERM into a question that the loop asks after each step.
 

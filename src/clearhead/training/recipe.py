@@ -57,6 +57,7 @@ class TrainConfig:
     document_mask: bool = False  # tokens see their own document only, positions restart in each
     lr: float = 3e-3  # highest learning rate
     min_lr: float = 0.0  # learning rate at the end
+    embed_lr_scale: float = 1.0  # factor on the learning rate of the embedding, whose rows are seldom seen
     warmup: float = 0.05  # share of the steps in which the learning rate rises from 0
     schedule: Schedule = "linear"  # how it falls after that
     beta1: float = 0.9  # AdamW: memory of the gradient's mean
@@ -107,6 +108,8 @@ class TrainConfig:
             )
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup={self.warmup} is a share of the steps, at least 0 and below 1")
+        if not 0 < self.embed_lr_scale < math.inf:
+            raise ValueError(f"embed_lr_scale={self.embed_lr_scale} must be a number above 0")
         if not 0 < self.lr < math.inf or not 0 <= self.min_lr <= self.lr:
             raise ValueError(
                 f"lr={self.lr} must be a number above 0 and min_lr={self.min_lr} between 0 and lr"
