@@ -17,7 +17,7 @@ from clearhead.training.evaluate import evaluate
 from clearhead.training.recipe import DataConfig
 from clearhead.training.run_folder import RunFolder, load_run
 
-PROMPT = "def read_lines(path):\n"
+PROMPT = 'def read_lines(path):\n    """Return'
 
 
 def run_demo(folder: Path, say: Callable[[str], None]) -> None:
@@ -52,8 +52,8 @@ def write_function(model: Transformer, tokenizer: Tokenizer) -> str:
         PROMPT,
         tokenizer=tokenizer,
         max_new_tokens=120,
-        temperature=0.7,
-        top_p=0.95,
+        temperature=0.6,
+        top_p=0.9,
         seed=1,
         stop=("\ndef ", "\nclass ", "\n@", "\nif __name__"),
     )
