@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# one worker per core: tests run torch on one thread
+PYTEST := $(BIN)/pytest -n auto
 # jaxtyping shapes are checked by beartype; torch.compile cannot trace that, so compiled tests run without it
 SHAPES := --jaxtyping-packages=clearhead,beartype.beartype
 
@@ -11,14 +13,14 @@ demo: $(VENV)/.installed        ## learn a vocabulary, train a small decoder for
 	$(BIN)/clearhead demo
 
 test: $(VENV)/.installed-test lint   ## everything but the long tests
-	$(BIN)/pytest -m "compiled and not long"
-	$(BIN)/pytest -m "not compiled and not long" $(SHAPES)
+	$(PYTEST) -m "compiled and not long"
+	$(PYTEST) -m "not compiled and not long" $(SHAPES)
 
 check: $(VENV)/.installed-test lint  ## lint, types and the quick tests: under two minutes
-	$(BIN)/pytest -m "not slow and not long and not compiled" $(SHAPES)
+	$(PYTEST) -m "not slow and not long and not compiled" $(SHAPES)
 
 test-long: $(VENV)/.installed-test   ## what takes longer than a coffee
-	$(BIN)/pytest -m "long" --timeout 3600
+	$(PYTEST) -m "long" --timeout 3600
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
