@@ -9,7 +9,7 @@ SHAPES := --jaxtyping-packages=clearhead,beartype.beartype
 
 .PHONY: demo test check test-long lint bench clean
 
-demo: $(VENV)/.installed        ## learn a vocabulary, train a small decoder for three minutes, let it speak
+demo: $(VENV)/.installed        ## learn a vocabulary, train a small decoder for some minutes, let it speak
 	$(BIN)/clearhead demo
 
 test: $(VENV)/.installed-test lint   ## everything but the long tests
@@ -35,6 +35,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e ".[test]"
 	@touch $@
+
+bench: $(VENV)/.installed-test       ## side by side with peers; appends to benchmarks/RESULTS.md
+	$(BIN)/python benchmarks/tokenizer.py --record
+	$(BIN)/python benchmarks/training.py --record
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
