@@ -27,9 +27,9 @@ class Sampling:
 
     >>> Sampling(temperature=0.8, top_p=0.95, seed=1).greedy
     False
-    >>> Sampling(temperature=-1)
+    >>> Sampling(temperature=-1.0)
     Traceback (most recent call last):
-    ValueError: temperature=-1 must be a number of at least 0 (0: always the likeliest)
+    ValueError: temperature=-1.0 must be a number of at least 0 (0: always the likeliest)
     """
 
     temperature: float = 0.0  # 0: greedy; below 1 the likely get likelier; 1: as the model says
