@@ -13,15 +13,19 @@ whichever process counted. This file imports neither torch nor numpy: a worker s
 import codecs
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 
-from clearhead.text.pretokenize import SAFE_BORDER, SPLITTERS, compile_splitter, mend_surrogates
+from clearhead.text.pretokenize import (
+    SAFE_BORDER,
+    SPLITTERS,
+    compile_splitter,
+    mend_surrogates,
+    special_pattern,
+)
 from clearhead.text.workers import Workers, cores
 
 Source = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -190,19 +194,13 @@ def _lies_across(border: int, text: str, special_tokens: tuple[str, ...]) -> boo
 # From parts to counts
 
 
-@cache
-def _special_pattern(special_tokens: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Return the pattern that finds special tokens, leftmost and there the longest; None without any."""
-    longest_first = sorted(special_tokens, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-
 def count_part(part: list[str], special_tokens: tuple[str, ...], splitter: str) -> tuple[int, dict[str, int]]:
     """Return the number of characters in `part` and how often each pre-token occurs in its texts."""
-    split, special = compile_splitter(splitter), _special_pattern(special_tokens)
+    split = compile_splitter(splitter)
+    special = special_pattern(special_tokens) if special_tokens else None
     counts: Counter[str] = Counter()
     for text in part:
-        for stretch in special.split(text) if special else (text,):
+        for stretch in special.split(text)[::2] if special else (text,):
             counts.update(split(stretch))
     return sum(map(len, part)), dict(counts)
 

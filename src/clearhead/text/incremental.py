@@ -6,12 +6,11 @@ before it, so what is held never grows beyond the longest pre-token (times a sma
 """
 
 import codecs
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import SupportsIndex
 
 from clearhead.text.normalise import normalise, settled_prefix
-from clearhead.text.pretokenize import compile_splitter, mend_surrogates, settled_length
+from clearhead.text.pretokenize import compile_splitter, mend_surrogates, settled_length, special_pattern
 
 
 def mended(chunks: Iterable[str]) -> Iterator[str]:
@@ -29,7 +28,7 @@ class SpecialCutter:
     """Cuts special tokens out of a text that comes in chunks, leftmost first, the longest there."""
 
     def __init__(self, special_tokens: Sequence[str]):
-        self._pattern = special_pattern(special_tokens) if special_tokens else None
+        self._pattern = special_pattern(tuple(special_tokens)) if special_tokens else None
         self._beginnings = {token[:i] for token in special_tokens for i in range(1, len(token))}
         self._reach = max(map(len, special_tokens), default=1) - 1
         self._held = ""
@@ -53,15 +52,6 @@ class SpecialCutter:
             if text[i:] in self._beginnings:
                 return i
         return len(text)
-
-
-def special_pattern(special_tokens: Sequence[str]) -> re.Pattern[str]:
-    """The pattern that finds special tokens, the longest of those that start at the same place.
-
-    >>> special_pattern(["<a>", "<a><b>"]).split("x<a><b>y<a>")
-    ['x', '<a><b>', 'y', '<a>', '']
-    """
-    return re.compile(f"({'|'.join(map(re.escape, sorted(special_tokens, key=len, reverse=True)))})")
 
 
 class _Held:

@@ -111,6 +111,17 @@ def settled_length(name: str, text: str) -> int:
     return max(0, min(open_end.start(), len(text) - _LOOK_AHEAD))
 
 
+@cache
+def special_pattern(special_tokens: tuple[str, ...]) -> re.Pattern[str]:
+    """The pattern that finds special tokens, the longest of those that start at the same place; one at least.
+
+    >>> special_pattern(("<a>", "<a><b>")).split("x<a><b>y<a>")  # ordinary, special, ordinary, ...
+    ['x', '<a><b>', 'y', '<a>', '']
+    """
+    longest_first = sorted(special_tokens, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+
+
 def mend_surrogates(text: str) -> str:
     """Return `text` with surrogate pairs as their character and lone surrogates as U+FFFD.
 

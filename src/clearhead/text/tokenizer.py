@@ -29,9 +29,9 @@ from jaxtyping import Bool, Int64, UInt
 from clearhead.text.definition import Definition, check_alphabet, check_specials, check_vocab
 from clearhead.text.encoder import PieceEncoder
 from clearhead.text.formats import read_definition, write_definition
-from clearhead.text.incremental import PieceFeed, SpecialCutter, TextStream, mended, special_pattern
+from clearhead.text.incremental import PieceFeed, SpecialCutter, TextStream, mended
 from clearhead.text.normalise import check_steps, normalise, pad_batch
-from clearhead.text.pretokenize import check_splitter, compile_splitter, mend_surrogates
+from clearhead.text.pretokenize import check_splitter, compile_splitter, mend_surrogates, special_pattern
 
 
 class Tokenizer:
@@ -89,7 +89,7 @@ class Tokenizer:
             self.special_id(text)
         self._encoder = PieceEncoder(self._definition)
         self._split = compile_splitter(splitter)
-        self._pattern = special_pattern(list(self._specials)) if self._specials else None
+        self._pattern = special_pattern(tuple(self._specials)) if self._specials else None
 
     # ------------------------------------------------------------------------------------------ what it is
 
