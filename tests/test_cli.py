@@ -20,7 +20,7 @@ from clearhead.cli import VERBS, TrainCommand, main
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.training.checkpoint import checkpoints
-from clearhead.training.recipe import DataConfig, Recipe, TrainConfig
+from clearhead.training.recipe import DataConfig, TrainConfig
 from clearhead.training.report import read_metrics
 from clearhead.training.run_folder import RunFolder
 from tiny_run import tiny_recipe, write_corpus, write_recipe
@@ -156,7 +156,7 @@ def test_a_budget_of_tokens_is_fixed_and_may_be_given_again(clear: Callable[...,
     assert RunFolder("tokens").recipe().train.budget() == {"steps": 5}
     clear("train tokens.toml --run tokens --resume")
     assert checkpoints("tokens")[0].name == "step-00000005"
-    clear("train tokens.toml --run again-tokens --train.tokens None --train.steps 5")
+    clear("train tokens.toml --run again-tokens --train.steps 5")  # takes the place of the recipe's
     assert weights(home / "again-tokens") == weights(home / "tokens")
 
 
@@ -366,8 +366,10 @@ def test_notes_of_the_library_come_in_one_line(
     assert capsys.readouterr().err == "note: two copies of head.weight differ\n"
 
 
-def test_recipe_with_open_sizes_is_for_the_flags_alone() -> None:
-    """The sizes that follow are None there, the recipe itself keeps them."""
-    recipe = Recipe()
-    assert cli.with_open_sizes(recipe).model.d_ff is None
-    assert recipe.model.d_ff == 704
+def test_recipe_for_the_flags_is_open_where_they_decide() -> None:
+    """Sizes that follow are None there, a budget gives way to another; the recipe itself stays as it was."""
+    recipe = tiny_recipe("corpus")
+    start = cli.flags_start(recipe, ["recipe.toml", "--train.minutes", "5"])
+    assert (start.model.d_ff, start.train.budget()) == (None, {})
+    assert (recipe.model.d_ff, recipe.train.budget()) == (64, {"steps": 10})
+    assert cli.flags_start(recipe, ["recipe.toml"]).train.budget() == {"steps": 10}

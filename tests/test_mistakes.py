@@ -184,7 +184,12 @@ MISTAKES = {
     "setting outside a table": row("train mine.toml", "'steps'", files={"mine.toml": "steps = 5"}),
     "misspelt flag": row("train recipe.toml --train.stesp 5", "--train.stesp", "--train.steps"),
     "no budget": row("train mine.toml", "train.steps, train.tokens, train.minutes", files=toml("")),
-    "two budgets": row("train recipe.toml --run x --train.minutes 1", "steps=10", "minutes=1"),
+    "two budgets": row(
+        "train recipe.toml --run x --train.steps 10 --train.minutes 1", "steps=10", "minutes=1"
+    ),
+    "two budgets in a recipe": row(
+        "train mine.toml", "steps=5 and tokens=9", files=toml("[train]\nsteps = 5\ntokens = 9")
+    ),
     "budget of nothing": row("train recipe.toml --run x --train.steps 0", "steps=0", "above 0"),
     "budget that is no number": row("train mine.toml", "minutes=nan", files=toml("[train]\nminutes = nan")),
     "negative learning rate": row("train recipe.toml --run x --train.lr -1", "lr=-1", "above 0"),

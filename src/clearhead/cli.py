@@ -185,7 +185,7 @@ def train(argv: Sequence[str]) -> None:
     """Train a model by a recipe, or go on with a run that was stopped."""
     options = {}
     if argv and not argv[0].startswith("-"):  # the recipe's values become the defaults of the flags
-        options["default"] = TrainCommand(argv[0], with_open_sizes(load_recipe(find_recipe(argv[0]))))
+        options["default"] = TrainCommand(argv[0], flags_start(load_recipe(find_recipe(argv[0])), argv))
     elif not {"-h", "--help"} & set(argv):
         raise ValueError("name the recipe first, as in: clearhead train demo --train.minutes 10")
     command: TrainCommand = parse(TrainCommand, argv, prog="clearhead train", **options)
@@ -193,12 +193,14 @@ def train(argv: Sequence[str]) -> None:
     train_recipe(command.settings, run, command.resume, command.stop_after, command.tensorboard)
 
 
-def with_open_sizes(recipe: Recipe) -> Recipe:
-    """The recipe for the flags to start from: sizes that follow from others are None again.
+def flags_start(recipe: Recipe, argv: Sequence[str]) -> Recipe:
+    """The recipe as the flags' defaults: open where a flag for one thing decides another.
 
-    So `--model.d-model 512` brings its own d_head and d_ff along. Such a config is not finished; the flags'
-    parser makes the finished one.
+    A budget among the flags takes the place of the recipe's. Sizes that follow from others are None again, so
+    that `--model.d-model 512` brings its own d_head and d_ff along; the flags' parser fills them in.
     """
+    if any(re.match(r"--train\.(steps|tokens|minutes)\b", word) for word in argv):
+        recipe = replace(recipe, train=replace(recipe.train, steps=None, tokens=None, minutes=None))
     model = copy.copy(recipe.model)
     for name in model.following():
         object.__setattr__(model, name, None)  # it is frozen, but nobody has seen this copy yet
@@ -325,14 +327,14 @@ def demo(run: Path = Path("runs/demo"), minutes: float | None = None, resume: bo
 
     Args:
         run: the folder to leave the model in.
-        minutes: how long to train, instead of the recipe's three minutes.
+        minutes: how long to train, instead of the recipe's budget.
         resume: go on from the newest checkpoint.
     """
     from clearhead.training.demo import run_demo
 
     recipe = load_recipe(find_recipe("demo"))
     if minutes is not None:
-        recipe = replace(recipe, train=replace(recipe.train, minutes=minutes))
+        recipe = replace(recipe, train=replace(recipe.train, steps=None, tokens=None, minutes=minutes))
     train_recipe(recipe, run, resume, stop_after=None, tensorboard=False)
     run_demo(run, say)
 

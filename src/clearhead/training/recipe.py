@@ -11,7 +11,7 @@ import os
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 
@@ -180,10 +180,19 @@ def recipe_from_dict(tables: dict[str, Any]) -> Recipe:
         cls = type(getattr(Recipe(), part.name))
         check_field_names(cls, table, part.name)
         try:
-            parts[part.name] = cls(**table)
-        except ValueError as error:
+            parts[part.name] = cls(**with_floats(cls, table))
+        except (ValueError, OverflowError) as error:
             raise ValueError(f"[{part.name}] {error}") from None
     return Recipe(**parts)
+
+
+def with_floats(cls: type, table: dict[str, Any]) -> dict[str, Any]:
+    """The table with 3.0 for TOML's 3 where the dataclass `cls` wants a float."""
+    floats = {field.name for field in fields(cls) if float in (field.type, *get_args(field.type))}
+    return {
+        name: float(value) if name in floats and type(value) is int else value
+        for name, value in table.items()
+    }
 
 
 def find_recipe(name: str | Path) -> Path:

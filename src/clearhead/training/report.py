@@ -144,7 +144,8 @@ class Terminal(Watcher):
         self.stages, self.bars = None, {}
 
     def on_note(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
+        # As it stands: no [markup], no :emoji:, no line broken where a file or a pipe has no width.
+        self.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
         self._end_stages()

@@ -1,0 +1,205 @@
+"""The log of a run: whole lines, cut back to the checkpoint, readable by anything that reads JSON."""
+
+import io
+import json
+import math
+import struct
+import sys
+
+import pytest
+from rich.console import Console
+
+from clearhead.training.report import (
+    Curve,
+    JsonLines,
+    Samples,
+    TensorBoard,
+    Terminal,
+    Watcher,
+    draw_curve,
+    keep_lines_before,
+    read_metrics,
+    running_mean,
+)
+from clearhead.training.run_folder import RunFolder
+
+
+def metrics(loss: float = 2.0) -> dict[str, float]:
+    return {"loss": loss, "norm": 1.0, "lr": 0.1, "tokens": 64, "seconds": 0.5, "tokens_per_second": 128.0}
+
+
+EVALUATION = {"validation_loss": 2.5, "perplexity": math.exp(2.5), "bits_per_byte": 1.25}
+
+
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def log(run: RunFolder, watcher: Watcher, steps: range) -> None:
+    watcher.on_start(run, steps.start, steps.stop)
+    for step in steps:
+        watcher.on_step(step, metrics(loss=3.0 - step / 10))
+        if step % 2:
+            watcher.on_evaluation(step, EVALUATION)
+            watcher.on_sample(step, f"text of {step}")
+    watcher.before_save(steps.stop)
+    watcher.on_end()
+
+
+def test_one_json_object_per_line(run):
+    log(run, JsonLines(), range(4))
+    entries = [json.loads(line) for line in run.metrics_file.read_text(encoding="utf-8").splitlines()]
+    assert [entry["step"] for entry in entries] == [0, 1, 1, 2, 3, 3]
+    assert entries[0] == {"step": 0, **metrics(3.0)}
+    assert entries[2] == {"step": 1, **EVALUATION}
+    assert entries == read_metrics(run.metrics_file)
+
+
+def test_the_log_is_cut_back_to_the_checkpoint(run):
+    """What came after the checkpoint is written again by the resumed run, not twice."""
+    log(run, JsonLines(), range(7))
+    whole = run.metrics_file.read_bytes()
+    log(run, JsonLines(), range(4, 7))
+    assert run.metrics_file.read_bytes() == whole
+    log(run, JsonLines(), range(0))
+    assert run.metrics_file.read_bytes() == b""
+
+
+def test_a_torn_last_line_is_cut(run):
+    """A kill may leave any part of the last line; every whole line before it stays."""
+    log(run, JsonLines(), range(3))
+    whole = run.metrics_file.read_bytes()
+    start = whole.rstrip(b"\n").rindex(b"\n") + 1
+    before = read_metrics(run.metrics_file)[:-1]
+    for cut in range(start, len(whole) - 1):
+        run.metrics_file.write_bytes(whole[:cut])
+        keep_lines_before(run.metrics_file, 99)
+        assert read_metrics(run.metrics_file) == before
+        assert run.metrics_file.read_bytes() == whole[:start]
+
+
+def test_lines_of_another_kind_end_the_log(run):
+    for strange in (b"[1]\n", b'{"loss": 1}\n', b'{"step": "x"}\n', b"\xff\n"):
+        run.metrics_file.write_bytes(b'{"step": 0}\n' + strange + b'{"step": 1}\n')
+        assert read_metrics(run.metrics_file) == [{"step": 0}]
+
+
+def test_no_log_is_an_empty_log(run):
+    assert read_metrics(run.metrics_file) == []
+
+
+def test_what_is_not_finite_is_null(run):
+    """NaN is no JSON: other programs stop at it."""
+    watcher = JsonLines()
+    watcher.on_start(run, 0, 1)
+    watcher.on_step(0, metrics(loss=math.nan) | {"norm": math.inf})
+    watcher.on_end()
+    text = run.metrics_file.read_text(encoding="utf-8")
+    assert json.loads(text, parse_constant=pytest.fail)["loss"] is None
+    assert json.loads(text)["norm"] is None
+    draw_curve(run)
+    assert not run.curve_file.exists()  # there is no loss to draw
+
+
+def test_samples_are_cut_back_too(run):
+    log(run, Samples(), range(6))
+    whole = run.samples_file.read_text(encoding="utf-8")
+    assert whole == "--- step 2\ntext of 1\n--- step 4\ntext of 3\n--- step 6\ntext of 5\n"
+    log(run, Samples(), range(3, 6))
+    assert run.samples_file.read_text(encoding="utf-8") == whole
+    log(run, Samples(), range(2, 2))
+    assert run.samples_file.read_text(encoding="utf-8") == "--- step 2\ntext of 1\n"
+
+
+def test_the_curve_is_a_picture(run):
+    """A PNG of 960 x 540 dots, with validation points and without."""
+    for watchers in ([JsonLines(), Curve()],):
+        for watcher in watchers:
+            log(run, watcher, range(6))
+    head = run.curve_file.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG\r\n\x1a\n")
+    assert struct.unpack(">II", head[16:24]) == (960, 540)
+    log(run, JsonLines(), range(1))
+    draw_curve(run)
+    assert run.curve_file.read_bytes().endswith(b"IEND\xaeB`\x82")
+
+
+def test_no_curve_of_nothing(run):
+    log(run, Curve(), range(0))
+    assert not run.curve_file.exists()
+    Curve().on_end()  # training that failed before it started
+
+
+def test_running_mean():
+    """m_i = sum of memory^(i-j) x_j / sum of memory^(i-j), by the definition."""
+    values = [3.0, 1.0, 4.0, 1.0, 5.0]
+    weights = [[0.9 ** (i - j) for j in range(i + 1)] for i in range(5)]
+    expected = [sum(w * x for w, x in zip(row, values, strict=False)) / sum(row) for row in weights]
+    assert running_mean(values, memory=0.9) == pytest.approx(expected)
+    assert running_mean([]) == []
+
+
+def test_terminal_writes_plain_lines_to_a_file(run):
+    """No bars and no control characters where nobody watches; a line every so often."""
+    output = io.StringIO()
+    log(run, Terminal(Console(file=output, width=200), seconds_between_lines=0.0), range(2))
+    assert output.getvalue().splitlines() == [
+        "step 1/2  loss 3.000  128 tokens/s",
+        "step 2/2  loss 2.900  128 tokens/s",
+        "step 2: validation loss 2.5000, perplexity 12.18, 1.2500 bits per byte",
+        "step 2, the model writes:",
+        "text of 1",
+    ]
+    rare = io.StringIO()
+    log(run, Terminal(Console(file=rare), seconds_between_lines=3600.0), range(1))
+    assert rare.getvalue() == ""
+
+
+def test_terminal_shows_progress(run):
+    """Where somebody watches: the step, the loss, bits per byte, the speed, and the preparation before it."""
+    output = io.StringIO()
+    terminal = Terminal(Console(file=output, force_terminal=True, width=120))
+    terminal.on_progress("count", 10, None)
+    terminal.on_progress("merge", 5, 10)
+    terminal.on_progress("merge", 10, 10)
+    log(run, terminal, range(3))
+    shown = output.getvalue()
+    for part in ("count", "merge", "step 3/3", "loss 2.800", "128 tokens/s", "1.250 bits/byte", "left"):
+        assert part in shown
+
+
+def test_text_of_the_model_is_no_markup(run):
+    output = io.StringIO()
+    terminal = Terminal(Console(file=output, width=20))
+    text = "a[0] = [bold]x[/bold] :smile: and no line is broken"
+    terminal.on_sample(0, text)
+    assert output.getvalue() == f"step 1, the model writes:\n{text}\n"
+
+
+def test_tensorboard_writes_events(run):
+    log(run, TensorBoard(), range(3))
+    [events] = (run.path / "tensorboard").glob("events.out.tfevents.*")
+    content = events.read_bytes()
+    assert b"loss" in content
+    assert b"bits_per_byte" in content
+
+
+def test_tensorboard_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"pip install 'clearhead\[tensorboard\]'"):
+        TensorBoard()
+
+
+def test_a_watcher_may_leave_out_what_it_does_not_care_for(run):
+    log(run, Watcher(), range(2))
+    Watcher().on_note("x")
+    Watcher().on_progress("count", 1, None)
+    assert list(run.path.iterdir()) == []
+
+
+def test_ending_before_the_start(run):
+    """An error before the first step ends watchers that never started."""
+    for watcher in (JsonLines(), Terminal(Console(file=io.StringIO())), Samples(), Curve(), TensorBoard()):
+        watcher.on_end()
+    assert list(run.path.iterdir()) == []
