@@ -68,6 +68,11 @@ def weights_of(model: torch.nn.Module) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
+def moments_of(optimizer: torch.optim.Optimizer) -> str:
+    parts = [value.numpy().tobytes() for state in optimizer.state.values() for value in state.values()]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
 def run(recipe: Recipe, folder: Path, *watchers: Watcher, **how: Any) -> Path:
     return train(recipe, folder, watchers=[JsonLines(), *watchers], **how).path
 
@@ -154,7 +159,7 @@ def test_looking_changes_nothing(template, tmp_path):
 
 
 def test_micro_batches_equal_one_batch(template, tmp_path):
-    """Loss = sum of token losses / targets of the whole step; with documents the parts have unequal counts."""
+    """Sum of token losses / targets of the whole step; with documents the parts have unequal counts."""
     for kind in ({}, {"document_mask": True}):
         one = run(tiny_recipe(template, batch_size=4, **kind), tmp_path / f"one-{len(kind)}")
         two = run(tiny_recipe(template, batch_size=2, accumulation=2, **kind), tmp_path / f"two-{len(kind)}")
@@ -169,10 +174,10 @@ def test_micro_batches_equal_one_batch(template, tmp_path):
 
 def test_the_first_loss_by_hand(template, tmp_path):
     """With a document mask: each piece of a document alone, from position 0, summed and divided once."""
-    recipe = tiny_recipe(template, document_mask=True)
+    recipe = tiny_recipe(template, document_mask=True, batch_size=32)
     folder = run(recipe, tmp_path / "run", stop_after=1)
     model = Transformer(RunFolder(folder).config(), seed=0).eval()
-    batch = Batches(Shards(template / "train"), 4, 16, seed=0, document_mask=True).batch(0)
+    batch = Batches(Shards(template / "train"), 32, 16, seed=0, document_mask=True).batch(0)
     assert batch.documents is not None
     assert batch.documents.max() > 0, "the batch should hold a border of documents"
     total = torch.zeros(())
@@ -315,12 +320,10 @@ def test_a_bad_gradient_stops_before_the_update(template, tmp_path, value):
     spoil_gradient(made, "decoder.blocks.1.ff.up.weight", {2}, value)
     for _ in range(2):
         made._take_step()
-    before = weights_of(made.model), repr(made.optimizer.state_dict()["state"])
-    with pytest.raises(
-        ValueError, match=r"^step 3: the gradient of decoder.blocks.1.ff.up.weight is not fin"
-    ):
+    before = weights_of(made.model), moments_of(made.optimizer)
+    with pytest.raises(ValueError, match=r"^step 3: the gradient of decoder.blocks.1.ff.up.weight is not "):
         made._take_step()
-    assert (weights_of(made.model), repr(made.optimizer.state_dict()["state"])) == before
+    assert (weights_of(made.model), moments_of(made.optimizer)) == before
     assert made.step == 2
 
 
@@ -330,9 +333,7 @@ def test_a_bad_loss_stops_before_the_update(template, tmp_path, monkeypatch):
     before = weights_of(made.model)
     honest = loop.token_loss
     monkeypatch.setattr(loop, "token_loss", lambda *a: tuple(x * math.inf for x in honest(*a)))
-    with pytest.raises(
-        ValueError, match="step 2: the loss is not finite; no update was made; lower train.lr"
-    ):
+    with pytest.raises(ValueError, match=r"step 2: the loss is not finite; no update was made; lower"):
         made._take_step()
     assert weights_of(made.model) == before
 
@@ -424,7 +425,7 @@ def test_watchers_hear_the_end_of_a_failed_run(template, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_after_the_step(template, tmp_path, number):
-    """Saved at the step that was finished; the former handlers are back; the resumed run ends as any other."""
+    """Saved at the step that was finished; the former handlers are back; the resumed run ends as any."""
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     recipe = tiny_recipe(template, model=DROPOUT)
     with pytest.raises(Interrupted, match="stopped after 7 steps"):
