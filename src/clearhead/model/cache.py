@@ -43,16 +43,16 @@ class Cache:
         batch_size: int,
         n_kv_heads: int,
         capacity: int,
-        d_head: int,
+        d_head: int | tuple[int, int],
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape = (batch_size, n_kv_heads, capacity, d_head)
+        widths = (d_head, d_head) if isinstance(d_head, int) else d_head  # of a key, of a value
 
-        def empty() -> Tensor:
-            return torch.zeros(shape, device=device, dtype=dtype)
+        def empty(width: int) -> Tensor:
+            return torch.zeros(batch_size, n_kv_heads, capacity, width, device=device, dtype=dtype)
 
-        self.layers = [LayerCache(empty(), empty()) for _ in range(n_layers)]
+        self.layers = [LayerCache(empty(widths[0]), empty(widths[1])) for _ in range(n_layers)]
         self.capacity = capacity
         self.length = torch.zeros((), dtype=torch.long, device=device)
         self.real = torch.zeros(batch_size, capacity, dtype=torch.bool, device=device)
