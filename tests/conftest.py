@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 from jaxtyping import config as jaxtyping_config
+
+# The tensors of tests are tiny: a second thread costs more than it brings.
+torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -59,12 +59,15 @@ def tokenizer_train(
     from clearhead.text.bpe import train_bpe
     from clearhead.text.corpus import open_corpus
     from clearhead.text.tokenizer import Tokenizer
+    from clearhead.training.report import Terminal
 
     corpus = open_corpus(source, field=field, document_separator=document_separator, strict=strict)
-    vocab, merges = train_bpe(corpus, vocab_size, special_tokens, splitter, alphabet, workers)
+    with contextlib.closing(Terminal()) as terminal:
+        progress = terminal.on_progress
+        vocab, merges = train_bpe(corpus, vocab_size, special_tokens, splitter, alphabet, workers, progress)
     tokenizer = Tokenizer(vocab, merges, special_tokens, splitter)
     path = tokenizer.save(out)
-    say(f"{corpus.report}")
+    say(corpus.report.summary())
     say(f"{tokenizer.vocab_size} tokens ({len(merges)} merges) -> {path}")
 
 
@@ -133,17 +136,22 @@ def prepare(
         workers: processes that encode.
         strict: stop at the first broken piece of text.
     """
+    from clearhead.text.documents import CorpusReport
     from clearhead.text.prepare import prepare as prepare_shards
+    from clearhead.training.report import Terminal
 
-    index = prepare_shards(
-        source,
-        open_tokenizer(tokenizer),
-        out,
-        field=field,
-        document_separator=document_separator,
-        workers=workers,
-        strict=strict,
-    )
+    with contextlib.closing(Terminal()) as terminal:
+        index = prepare_shards(
+            source,
+            open_tokenizer(tokenizer),
+            out,
+            field=field,
+            document_separator=document_separator,
+            workers=workers,
+            strict=strict,
+            progress=functools.partial(terminal.on_progress, "encode"),
+        )
+    say(CorpusReport(**index["report"]).summary())
     for split in ("train", "validation"):
         part = index[split]
         say(f"{split}: {part['documents']} documents, {part['text_bytes']} bytes, {part['tokens']} tokens")

@@ -82,7 +82,7 @@ class Parrot(Transformer):
 # --- equal to transformers -------------------------------------------------------------------------------
 
 LLAMA_ENDS = list(range(2, 101, 9))  # several, so that some rows end early
-NEW = 12
+NEW = 10
 
 
 @functools.cache
@@ -169,9 +169,9 @@ def test_a_left_padded_batch_equals_transformers_token_by_token(name: str) -> No
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_cached_equals_the_whole_sequence_every_step(name: str) -> None:
-    model = small_model()
-    for seed, prompt in enumerate(random_prompts(4, longest=20)):
-        options = {"max_new_tokens": 24, "seed": seed, **SETTINGS[name]}
+    model = make_model(vocab_size=61).eval()
+    for seed, prompt in enumerate(random_prompts(3, longest=20, vocab_size=61)):
+        options = {"max_new_tokens": 20, "seed": seed, **SETTINGS[name]}
         assert generate(model, prompt, **options) == naive_generate(model, prompt, **options)
 
 
@@ -251,7 +251,7 @@ def test_no_gradients_are_recorded() -> None:
 # --- lengths ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 33])
+@pytest.mark.parametrize("n", [0, 1, 13])
 def test_max_new_tokens_means_exactly_that(n: int) -> None:
     model, tokenizer = small_model(), byte_tokenizer()
     assert len(generate(model, [1, 2, 3], max_new_tokens=n)) == n
@@ -306,9 +306,9 @@ def test_the_longest_prompt_that_fits_works_and_one_more_is_named() -> None:
 @pytest.mark.parametrize("name", ["greedy", "all"])
 def test_slide_forgets_the_older_half_of_a_full_window(name: str) -> None:
     """Equal to the dull twin over several windows, for prompts shorter and longer than one."""
-    model = make_model(max_len=16, positions="learned").eval()
+    model = make_model(vocab_size=61, max_len=16, positions="learned").eval()
     for prompt in ([3], list(range(16)), list(range(40))):
-        options = {"max_new_tokens": 50, "seed": 4, **SETTINGS[name]}
+        options = {"max_new_tokens": 36, "seed": 4, **SETTINGS[name]}
         expected = naive_generate(model, prompt, slide=True, **options)
         assert generate(model, prompt, overflow="slide", **options) == expected
 
@@ -317,7 +317,7 @@ def test_each_row_slides_on_its_own() -> None:
     """Batch equals single although the rows fill their windows, and end, at different steps."""
     model = make_model(max_len=16).eval()
     prompts = [[3], list(range(16)), list(range(40)), [9] * 11]
-    options = {"max_new_tokens": 50, "overflow": "slide", "eos_id": list(range(0, 257, 50))}
+    options = {"max_new_tokens": 36, "overflow": "slide", "eos_id": list(range(0, 257, 25))}
     alone = [generate(model, prompt, **options) for prompt in prompts]
     assert generate(model, prompts, **options) == alone
     assert len({len(row) for row in alone}) > 1
@@ -490,7 +490,7 @@ def test_stream_names_a_mistake_before_the_first_piece() -> None:
 @pytest.mark.compiled
 @pytest.mark.slow
 def test_a_compiled_model_is_traced_once_for_prompts_and_once_for_steps() -> None:
-    """Prompt lengths 3 to 40: two graphs, no break, no recompilation, and the tokens of the eager model."""
+    """Prompt lengths 1 to 40: two graphs, no break, no recompilation, and the tokens of the eager model."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -503,7 +503,7 @@ def test_a_compiled_model_is_traced_once_for_prompts_and_once_for_steps() -> Non
 
     model = make_model(n_layers=1).eval()
     compiled = torch.compile(model, backend=count)
-    for length in range(3, 41):
+    for length in [3, *range(1, 41)]:
         prompt = [(7 * i + length) % 257 for i in range(length)]
         assert generate(compiled, prompt, max_new_tokens=4) == generate(model, prompt, max_new_tokens=4)
     assert len(graphs) == 2

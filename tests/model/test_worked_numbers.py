@@ -1,6 +1,8 @@
 """The worked numbers of the course notes and papers: each can be checked with a pencil."""
 
+import itertools
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from clearhead.model.config import ModelConfig, default_d_ff
 from clearhead.model.layers import BatchNorm, Embedding, FeedForward, LayerNorm, Linear, RMSNorm, softmax
 from clearhead.model.position import Rotary, sinusoidal
 from clearhead.model.transformer import Transformer
+from clearhead.text.bpe import train_bpe
+from clearhead.text.tokenizer import Tokenizer
 
 ROWS = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 
@@ -177,3 +181,29 @@ def test_two_linear_layers_without_a_bend_are_one() -> None:
     """y = (x W0^T) W1^T = x (W1 W0)^T."""
     first, second, x = Linear(5, 7), Linear(7, 3), torch.randn(2, 4, 5)
     torch.testing.assert_close(second(first(x)), x @ (second.weight @ first.weight).T, atol=1e-5, rtol=0)
+
+
+ORDERS = ["订单成交", "订单取消", "查询订单", "订单过期"]
+
+
+def test_the_first_merge_of_four_orders() -> None:
+    """订 + 单 stands in all four lines, every other pair in one; over bytes 订单 is the fifth merge."""
+    pairs = Counter(pair for line in ORDERS for pair in itertools.pairwise(line))
+    assert pairs.pop(("订", "单")) == 4 and set(pairs.values()) == {1}
+    _, merges = train_bpe(ORDERS, vocab_size=10 + 1, alphabet="characters")
+    assert merges[0] == ("订".encode(), "单".encode())
+    _, merges = train_bpe(ORDERS, vocab_size=256 + 5)
+    assert [b"".join(pair) for pair in merges].index("订单".encode()) == 4
+
+
+def test_bytes_per_token() -> None:
+    """The 20 UTF-8 bytes of "Hello, 🌍! 你好!" as 8 tokens 2.5 bytes each, as single bytes 1."""
+    text = "Hello, 🌍! 你好!"
+    assert len(text.encode()) == 20
+    bytes_alone = Tokenizer({i: bytes([i]) for i in range(256)}, [])
+    assert bytes_alone.encode(text) == list(text.encode())
+    assert bytes_alone.compression(text) == 1
+    merged = Tokenizer(*train_bpe([text], vocab_size=256 + 12))  # each merge saves one of the 20
+    assert len(merged.encode(text)) == 8
+    assert merged.compression(text) == 2.5
+    assert merged.decode(merged.encode(text)) == text

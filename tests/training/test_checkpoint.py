@@ -1,6 +1,7 @@
 """Checkpoints: exact, whole or absent, and never silently wrong."""
 
 import copy
+import errno
 import json
 import logging
 import os
@@ -790,6 +791,7 @@ def test_a_really_limited_disk(tmp_path):
             outcome.write_text(str(error))
 
     assert in_child(save_too_much) == 0
+    assert outcome.read_text().startswith(f"[Errno {errno.EFBIG}]")
     assert "step-00000003" in outcome.read_text() and "too large" in outcome.read_text()
     assert names_in(run) == ["step-00000001", "step-00000002"]
     assert load_value(run) == (2, 2.0)

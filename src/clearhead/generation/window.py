@@ -39,12 +39,12 @@ class Window:
         self.capacity = min(self.limit, -(-needed // CACHE_BLOCK) * CACHE_BLOCK)
         self.filled = 0  # positions of the cache in use, padding included
         self.modules = list(model.modules())
-        self.single = torch.ones(len(rows), 1, dtype=torch.bool, device=self.device)
 
     def read(self) -> Float[Tensor, "B V"]:
         """Read all the rows into an empty cache; the logits of the token that follows each."""
         tokens, real = pad_left(self.rows, self.pad_id, self.device)
         self.cache = self.model.new_cache(len(self.rows), self.capacity)
+        self.real = torch.ones(len(self.rows), 1, dtype=torch.bool, device=self.device)  # columns to come
         self.filled = 0
         _let_length_vary(tokens, real)
         return self._forward(tokens, real)
@@ -58,7 +58,7 @@ class Window:
         for row, token in zip(self.rows, tokens.tolist(), strict=True):
             row.append(token)
         if self.filled < self.capacity:
-            return self._forward(tokens[:, None], self.single)
+            return self._forward(tokens[:, None], self.real)
         self.rows = [
             row[-1:] if over else self._latest(row) for row, over in zip(self.rows, ended, strict=True)
         ]
@@ -107,9 +107,10 @@ def _evaluating(modules: list[nn.Module]) -> Iterator[None]:
             module.training = True
 
 
-def _let_length_vary(*tensors: Tensor) -> None:
+def _let_length_vary(*prompts: Tensor) -> None:
     """Tell a compiled model that prompts differ in length, so that one graph reads them all."""
     # whoever compiled the model has loaded this module; loading it takes seconds
     if "torch._dynamo" in sys.modules:
-        for tensor in tensors:
-            torch._dynamo.maybe_mark_dynamic(tensor, 1)
+        for prompt in prompts:
+            if prompt.shape[1] > 1:  # a prompt of one token is read by the graph of a step
+                torch._dynamo.maybe_mark_dynamic(prompt, 1)

@@ -69,9 +69,9 @@ def save_checkpoint(
         write_folder(final, files)
     except (OSError, SafetensorError) as error:
         size = sum(t.nbytes for t in (*weights.values(), *moments.values())) + len(text)
-        code, reason = getattr(error, "errno", None), getattr(error, "strerror", None) or error
+        code, reason = _errno_of(error), getattr(error, "strerror", None) or error
         message = f"{final} ({size:,} bytes) could not be written: {reason}; earlier checkpoints are intact"
-        raise OSError(code or errno.EIO, message) from error
+        raise OSError(code, message) from error
     _prune(Path(run), step, keep)
     return final
 
@@ -197,6 +197,12 @@ def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         storages.add(storage.data_ptr())
     save_file(packed, path, metadata={"format": "pt"})  # with more entries, their order would be random
     path.chmod(0o644)  # safetensors leaves it to its owner alone
+
+
+def _errno_of(error: Exception) -> int:
+    """The system's number of the error, which safetensors gives in its text only."""
+    told = re.search(r"os error (\d+)", str(error))
+    return getattr(error, "errno", None) or (int(told.group(1)) if told else errno.EIO)
 
 
 def _prune(run: Path, step: int, keep: int) -> None:

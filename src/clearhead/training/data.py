@@ -6,10 +6,14 @@ The vocabulary is learned from the training text alone; what the model is measur
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from clearhead.text.bpe import train_bpe
 from clearhead.text.corpus import Corpus, open_corpus, split_corpus
+from clearhead.text.counting import Progress
+from clearhead.text.documents import CorpusReport
 from clearhead.text.prepare import prepare
 from clearhead.text.shards import Shards
 from clearhead.text.tokenizer import Tokenizer
@@ -17,6 +21,7 @@ from clearhead.training.recipe import DataConfig
 from clearhead.training.run_folder import RunFolder
 
 END_OF_TEXT = "<|endoftext|>"
+_HOW_TEXT_IS_READ = ("field", "document_separator", "strict")
 
 
 @dataclass(frozen=True)
@@ -33,34 +38,51 @@ class PreparedData:
         return hashlib.sha256((self.train.folder / "index.json").read_bytes()).hexdigest()
 
 
-def prepare_data(data: DataConfig, run: RunFolder, note: Callable[[str], None]) -> PreparedData:
+def prepare_data(
+    data: DataConfig, run: RunFolder, note: Callable[[str], None], progress: Progress | None = None
+) -> PreparedData:
     """The tokenizer and the shards of a recipe, made in the run's folder unless `source` is a prepared
     folder.
 
-    What an earlier, killed run finished is kept; the rest is made again. `note` hears what is done, in one
-    line each.
+    What a run has learned from stays as it is: a resumed run takes its own shards, whatever has become of the
+    source. What an earlier, killed preparation finished is kept; the rest is made again. `note` hears what is
+    done, in one line each; `progress` is called as (stage, done, total).
     """
     folder = data_folder(data, run)
     if folder != run.data:
-        tokenizer = Tokenizer.load(folder / "tokenizer.json")
-    else:
-        corpus = open_corpus(
-            data.source, field=data.field, document_separator=data.document_separator, strict=data.strict
-        )
-        tokenizer = find_tokenizer(data, corpus, run, note)
-        index = prepare(
-            data.source,
-            tokenizer,
-            folder,
-            field=data.field,
-            document_separator=data.document_separator,
-            strict=data.strict,
-        )
-        note(
-            f"{index['train']['tokens']:,} tokens to learn from, "
-            f"{index['validation']['tokens']:,} to validate"
-        )
-    return open_data(folder, tokenizer)
+        _check_effect(data, folder)
+        return open_data(folder, Tokenizer.load(data.tokenizer or folder / "tokenizer.json"))
+    if run.exists() and (folder / "index.json").is_file():
+        try:
+            return open_data(folder, run.tokenizer(), verify=True)
+        except ValueError as error:
+            note(str(error))
+    return _make_data(data, run, note, progress)
+
+
+def _make_data(
+    data: DataConfig, run: RunFolder, note: Callable[[str], None], progress: Progress | None
+) -> PreparedData:
+    reading: dict[str, Any] = {name: getattr(data, name) for name in _HOW_TEXT_IS_READ}
+    corpus = open_corpus(data.source, **reading)
+    tokenizer = find_tokenizer(data, corpus, run, note, progress)
+    encoding = None if progress is None else partial(progress, "encode")
+    index = prepare(data.source, tokenizer, run.data, progress=encoding, **reading)
+    note(
+        f"{CorpusReport(**index['report']).summary()}: {index['train']['tokens']:,} tokens to learn from, "
+        f"{index['validation']['tokens']:,} to validate"
+    )
+    return open_data(run.data, tokenizer)
+
+
+def _check_effect(data: DataConfig, folder: Path) -> None:
+    """Raise ValueError for a setting that says how text is read, where there is no text to read."""
+    for name in _HOW_TEXT_IS_READ:
+        if getattr(data, name) != getattr(DataConfig, name):
+            raise ValueError(
+                f"data.{name}={getattr(data, name)!r} has no effect, {folder} is prepared already; "
+                "leave it away, or give the text as data.source"
+            )
 
 
 def data_folder(data: DataConfig, run: RunFolder) -> Path:
@@ -69,28 +91,49 @@ def data_folder(data: DataConfig, run: RunFolder) -> Path:
     return source if (source / "tokenizer.json").is_file() and (source / "train").is_dir() else run.data
 
 
-def open_data(folder: Path, tokenizer: Tokenizer) -> PreparedData:
-    """The two splits in a prepared folder. Raises ValueError when another tokenizer made them."""
+def open_data(folder: Path, tokenizer: Tokenizer, verify: bool = False) -> PreparedData:
+    """The two splits in a prepared folder. Raises ValueError when another tokenizer made them, and, with
+    `verify`, when a byte of them has changed.
+    """
     train, validation = (
-        Shards(folder / split, tokenizer_fingerprint=tokenizer.fingerprint)
+        Shards(folder / split, tokenizer_fingerprint=tokenizer.fingerprint, verify=verify)
         for split in ("train", "validation")
     )
     return PreparedData(tokenizer, train, validation)
 
 
 def find_tokenizer(
-    data: DataConfig, corpus: Corpus, run: RunFolder, note: Callable[[str], None]
+    data: DataConfig,
+    corpus: Corpus,
+    run: RunFolder,
+    note: Callable[[str], None],
+    progress: Progress | None,
 ) -> Tokenizer:
-    """The recipe's tokenizer, the one this run learned before, or a new one."""
+    """The tokenizer of a run that has begun, else the recipe's, else a new one."""
+    if run.exists():
+        return run.tokenizer()
     if data.tokenizer is not None:
-        return Tokenizer.load(data.tokenizer)
-    if run.tokenizer_file.is_file():
-        return Tokenizer.load(run.tokenizer_file)
+        return _given_tokenizer(data, data.tokenizer)
     note(f"learning a vocabulary of {data.vocab_size} tokens from {corpus.name}")
-    vocab, merges = train_bpe(training_text(corpus), data.vocab_size, (END_OF_TEXT,), data.splitter)
+    vocab, merges = train_bpe(
+        training_text(corpus), data.vocab_size, (END_OF_TEXT,), data.splitter, progress=progress
+    )
     tokenizer = Tokenizer(vocab, merges, (END_OF_TEXT,), data.splitter)
     tokenizer.save(run.tokenizer_file)
-    note(f"{corpus.report.summary()}; {len(merges)} merges learned")
+    note(f"{len(merges):,} merges learned")
+    return tokenizer
+
+
+def _given_tokenizer(data: DataConfig, path: str) -> Tokenizer:
+    """The tokenizer at `path`; ValueError when the recipe also says what only a learned one can follow."""
+    tokenizer = Tokenizer.load(path)
+    for name in ("vocab_size", "splitter"):
+        wanted, found = getattr(data, name), getattr(tokenizer, name)
+        if wanted not in (getattr(DataConfig, name), found):
+            raise ValueError(
+                f"data.{name}={wanted!r} has no effect with data.tokenizer={path!r}, whose {name} is "
+                f"{found!r}; leave one of them away"
+            )
     return tokenizer
 
 

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clearhead.generation.decode import generate
+from clearhead.model.transformer import Transformer
 from clearhead.text.compressors import gzip_bits, primed_xz_bits, xz_bits
 from clearhead.text.corpus import open_corpus, split_corpus
+from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.data import data_folder, open_data
 from clearhead.training.evaluate import evaluate
+from clearhead.training.recipe import DataConfig
 from clearhead.training.run_folder import RunFolder, load_run
 
 PROMPT = "def read_lines(path):\n"
@@ -24,8 +27,14 @@ def run_demo(folder: Path, say: Callable[[str], None]) -> None:
     recipe = run.recipe()
     data = open_data(data_folder(recipe.data, run), tokenizer)
     context = recipe.train.context_length
-    result = evaluate(model, data.validation, context_length=context, stride=context // 2)
-    training, validation = split_text(recipe.data.source)
+    result = evaluate(
+        model,
+        data.validation,
+        context_length=context,
+        stride=max(1, context // 2),
+        document_mask=recipe.train.document_mask,
+    )
+    training, validation = split_text(recipe.data)
     say(f"\n{len(validation):,} bytes of validation text that nobody has seen, in bits per byte:")
     say(f"  gzip -9                             {gzip_bits(validation):.3f}")
     say(f"  xz -9e                              {xz_bits(validation):.3f}")
@@ -36,7 +45,7 @@ def run_demo(folder: Path, say: Callable[[str], None]) -> None:
     say(f'More from it: clearhead generate {folder} "class "')
 
 
-def write_function(model, tokenizer) -> str:
+def write_function(model: Transformer, tokenizer: Tokenizer) -> str:
     """The model's continuation of a function's first line, up to where the next thing starts."""
     text = generate(
         model,
@@ -51,9 +60,10 @@ def write_function(model, tokenizer) -> str:
     return PROMPT + str(text)
 
 
-def split_text(source: str) -> tuple[bytes, bytes]:
+def split_text(data: DataConfig) -> tuple[bytes, bytes]:
     """The training and the validation text of a corpus, documents joined, as UTF-8."""
     parts: dict[str, list[str]] = {"train": [], "validation": []}
-    for split, text in split_corpus(open_corpus(source)):
+    corpus = open_corpus(data.source, field=data.field, document_separator=data.document_separator)
+    for split, text in split_corpus(corpus):
         parts[split].append(text)
     return "".join(parts["train"]).encode("utf-8"), "".join(parts["validation"]).encode("utf-8")

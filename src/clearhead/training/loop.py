@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ from clearhead.training.data import PreparedData, prepare_data
 from clearhead.training.evaluate import evaluate
 from clearhead.training.objectives import token_loss
 from clearhead.training.optim import SCHEDULES, AdamW, clip_gradients, parameter_groups
-from clearhead.training.recipe import Recipe, TrainConfig, differences, save_recipe, with_vocabulary
+from clearhead.training.recipe import Recipe, TrainConfig, differences, with_vocabulary
 from clearhead.training.report import Watcher
 from clearhead.training.run_folder import RunFolder
 
@@ -59,6 +58,9 @@ def train(
     or SIGTERM, when the state is saved.
     """
     recipe.check()
+    find_device(recipe.train.device)
+    if stop_after is not None and stop_after < 1:
+        raise ValueError(f"stop_after={stop_after} must be at least 1 step")
     run = RunFolder(folder)
     if resume and not run.exists():
         raise FileNotFoundError(f"{run.path} holds no run to resume; leave --resume away to start one")
@@ -70,8 +72,8 @@ def train(
     with lock_run(run.path):
         note = _announcer(watchers)
         if resume:
-            recipe = _same_recipe(run.recipe(), recipe, run)
-        data = prepare_data(recipe.data, run, note)
+            recipe = _same_recipe(recipe, run)
+        data = prepare_data(recipe.data, run, note, _progress(watchers))
         recipe = _fit_vocabulary(recipe, data.tokenizer)
         trainer = Trainer(recipe, run, data, watchers)
         trainer.start(resume)
@@ -98,6 +100,9 @@ class Trainer:
         self.note = _announcer(watchers)
         self.settings = recipe.train
         self.device = find_device(self.settings.device)
+        if self.settings.device == "auto":
+            seen = "a CUDA GPU is there" if self.device.type == "cuda" else "no CUDA GPU is there"
+            self.note(f"device=auto: {self.device.type}, {seen}")
         self.model = Transformer(recipe.model, seed=self.settings.seed).to(self.device)
         self.optimizer = make_optimizer(self.model, self.settings)
         self.batches = Batches(
@@ -109,6 +114,7 @@ class Trainer:
         )
         self.forward: Callable[..., Tensor] = self._compiled() if self._compile() else self.model
         self.step = 0
+        self.saved_step: int | None = None  # of the checkpoint on disk that holds this very state
         self.tokens = 0
         self.skipped = 0
 
@@ -116,20 +122,23 @@ class Trainer:
         """Fix the number of steps; write the run's folder, or load its newest valid checkpoint."""
         if resume and checkpoints(self.run.path):
             state = load_checkpoint(self.run.path, self.model, self.optimizer)
-            self._check_fingerprint(state)
-            self.step, self.tokens, steps = int(state["step"]), int(state["tokens"]), int(state["steps"])
-        else:
-            steps = self._count_steps()
-        self.settings = replace(self.settings, steps=steps, tokens=None, minutes=None)
+            self._check_made_with(state["made_with"])
+            self.step, self.tokens = int(state["step"]), int(state["tokens"])
+            self.saved_step = self.step
+            self.skipped = int(state["skipped"])
+        if self.settings.sample_every:
+            self.data.tokenizer.encode(self.settings.sample_prompt)  # it can be one that has no tokens
+        budget = self.run.budget() if resume else self.settings.budget()
+        self.steps = self._count_steps()
+        self.settings = replace(self.settings, steps=self.steps, tokens=None, minutes=None)
         self.recipe = replace(self.recipe, train=self.settings)
-        self.steps = steps
-        save_recipe(self.recipe, self.run.recipe_file)
-        self.run.write_config(self.model.config)
-        self.data.tokenizer.save(self.run.tokenizer_file)
+        self.run.write(self.recipe, self.data.tokenizer, budget)
 
     def go(self, stop_after: int | None = None) -> None:
         """Train until the budget, `stop_after` or a signal ends it; always end with a checkpoint."""
         last = self.steps if stop_after is None else min(self.steps, stop_after)
+        if stop_after is not None and stop_after <= self.step:
+            raise ValueError(f"stop_after={stop_after}, but {self.run.path} is at step {self.step} already")
         for watcher in self.watchers:
             watcher.on_start(self.run, self.step, self.steps)
         try:
@@ -138,10 +147,9 @@ class Trainer:
                     self._take_step()
                     if self.step % self.settings.save_every == 0 and self.step < last:
                         self.save()
-                interrupted = self.step < last
-            if not checkpoints(self.run.path) or self._saved_step() != self.step:
-                self.save()
-            if interrupted:
+                if self.saved_step != self.step:
+                    self.save()
+            if self.step < last:
                 raise Interrupted(self.step)
         finally:
             for watcher in self.watchers:
@@ -153,13 +161,14 @@ class Trainer:
             watcher.before_save(self.step)
         state = {
             "tokens": self.tokens,
-            "steps": self.steps,
-            "fingerprint": self._fingerprint(),
+            "skipped": self.skipped,
+            "made_with": self._made_with(),
             "torch": torch.__version__,
         }
         save_checkpoint(
             self.run.path, self.step, self.model, self.optimizer, state=state, keep=self.settings.keep
         )
+        self.saved_step = self.step
 
     def _take_step(self) -> None:
         started = time.perf_counter()
@@ -238,6 +247,7 @@ class Trainer:
             batch_size=settings.batch_size,
             context_length=settings.context_length,
             max_tokens=None if self.step == self.steps else settings.eval_tokens,
+            document_mask=settings.document_mask,
         )
         metrics = {
             "validation_loss": result.loss,
@@ -276,15 +286,15 @@ class Trainer:
         return steps
 
     def _measure(self, n_steps: int = 12, unmeasured: int = 4) -> float:
-        """Median seconds of a step. The steps are real, but weights and optimizer are put back afterwards."""
-        before = {name: value.clone() for name, value in self.model.state_dict().items()}
+        """Median seconds of a step. The steps are real but for a learning rate of 0, which moves nothing."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
         times = []
         for step in range(n_steps):
             started = time.perf_counter()
             self._learn(step)
             times.append(time.perf_counter() - started)
-        self.model.load_state_dict(before)
-        self.optimizer = make_optimizer(self.model, self.settings)
+        self.optimizer, self.skipped = make_optimizer(self.model, self.settings), 0
         return sorted(times[unmeasured:])[(n_steps - unmeasured) // 2]
 
     def _compile(self) -> bool:
@@ -298,27 +308,23 @@ class Trainer:
     def _compiled(self) -> Callable[..., Tensor]:
         return torch.compile(self.model)
 
-    def _fingerprint(self) -> str:
-        """A hash of what a checkpoint must share with the run that resumes it: tokenizer, data, model,
-        seed.
-        """
-        parts = (
-            self.data.tokenizer.fingerprint,
-            self.data.fingerprint,
-            repr(self.model.config),
-            repr(self.settings.seed),
-        )
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    def _made_with(self) -> dict[str, str]:
+        """What a checkpoint must share with the run that resumes it."""
+        config = hashlib.sha256(repr(self.model.config).encode()).hexdigest()
+        return {
+            "tokenizer": self.data.tokenizer.fingerprint,
+            "text": self.data.fingerprint,
+            "model": config,
+            "seed": str(self.settings.seed),
+        }
 
-    def _check_fingerprint(self, state: dict[str, Any]) -> None:
-        if state["fingerprint"] != self._fingerprint():
+    def _check_made_with(self, saved: dict[str, str]) -> None:
+        other = [name for name, value in self._made_with().items() if saved[name] != value]
+        if other:
             raise ValueError(
-                f"the checkpoints in {self.run.path} were made with another corpus, tokenizer or model; "
+                f"the checkpoints in {self.run.path} were made with another {' and another '.join(other)}; "
                 "resume with what they were made with, or start a new run"
             )
-
-    def _saved_step(self) -> int:
-        return int(checkpoints(self.run.path)[0].name.removeprefix("step-"))
 
 
 def learning_rate(settings: TrainConfig, step: int, steps: int) -> float:
@@ -350,6 +356,10 @@ def find_device(name: str) -> torch.device:
         raise ValueError(f"device={name!r} is unknown; try auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r} was asked for, but this PyTorch sees no CUDA GPU; use device=cpu")
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ValueError(f"device={name!r} cannot be used on this machine; try auto, cpu or cuda") from None
     return device
 
 
@@ -371,7 +381,10 @@ def first_nonfinite_gradient(model: nn.Module) -> str:
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a question the loop asks after each step; a second Ctrl-C stops at once."""
+    """Turn Ctrl-C and SIGTERM into a question that the loop asks after each step.
+
+    A second Ctrl-C stops at once.
+    """
     requested = False
 
     def ask(signum: int, frame: object) -> None:
@@ -399,16 +412,32 @@ def _announcer(watchers: Sequence[Watcher]) -> Callable[[str], None]:
     return note
 
 
-def _same_recipe(old: Recipe, new: Recipe, run: RunFolder) -> Recipe:
-    """The recipe of the run; what the caller gives must agree with it. The budget was fixed when the run
-    began.
+def _progress(watchers: Sequence[Watcher]) -> Callable[[str, int, int | None], None]:
+    def progress(stage: str, done: int, total: int | None) -> None:
+        for watcher in watchers:
+            watcher.on_progress(stage, done, total)
+
+    return progress
+
+
+def _same_recipe(new: Recipe, run: RunFolder) -> Recipe:
+    """The recipe of the run; what the caller gives must agree with it, but for what changes no number.
+
+    The budget was fixed when the run began: it may be given as it was, or as the steps that it became.
     """
-    budget = {"steps": old.train.steps, "minutes": None, "tokens": None}
-    vocabulary = {"vocab_size": old.model.vocab_size}
-    changed = differences(
-        old,
-        replace(new, train=replace(new.train, **budget), model=new.model.replace(**vocabulary)),
-    )
+    old, begun, given = run.recipe(), run.budget(), new.train.budget()
+    if given not in (begun, old.train.budget()):
+        was, now = (", ".join(f"{n}={v:g}" for n, v in budget.items()) for budget in (begun, given))
+        became = "" if "steps" in begun else f", which became steps={old.train.steps},"
+        raise ValueError(
+            f"{run.path} was started with {was}{became} and stays with it, got {now}; "
+            "leave it as it was, or start a new run in another folder"
+        )
+    free = {name: getattr(new.train, name) for name in ("on_nonfinite", "max_skips")}
+    old = replace(old, train=replace(old.train, **free))
+    fixed = replace(new.train, steps=old.train.steps, minutes=None, tokens=None)
+    model = new.model.replace(vocab_size=old.model.vocab_size)
+    changed = differences(old, replace(new, train=fixed, model=model))
     if changed:
         raise ValueError(
             f"{run.path} was started with another recipe ({'; '.join(changed)}); undo that to resume"

@@ -6,6 +6,8 @@ field.
 A run saves its recipe with every choice filled in, so the run can be repeated from its folder alone.
 """
 
+import math
+import os
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, Literal
 import tomli_w
 
 from clearhead.model.config import ModelConfig, check_field_names, check_field_types
+from clearhead.text.pretokenize import check_splitter
 
 Schedule = Literal["cosine", "linear", "constant"]
 Compile = Literal["auto", "on", "off"]
@@ -31,6 +34,14 @@ class DataConfig:
     vocab_size: int = 4096  # size of the vocabulary to learn
     splitter: str = "gpt2"  # how text is cut before merging, when learning
     strict: bool = False  # stop at the first broken piece of text instead of counting it
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        check_splitter(self.splitter)
+        if self.vocab_size < 257:
+            raise ValueError(
+                f"vocab_size={self.vocab_size} must be at least 257: the 256 bytes and <|endoftext|>"
+            )
 
 
 @dataclass(frozen=True)
@@ -79,17 +90,36 @@ class TrainConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("eps", "weight_decay", "clip", "max_skips", "sample_every", "sample_tokens"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number of at least 0")
         for name in ("steps", "tokens", "minutes"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number above 0")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} must be between 0 and {2**63 - 1}")
         if self.keep < 2:
             raise ValueError(
                 f"keep={self.keep} must be at least 2, so that one good checkpoint is always left"
             )
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup={self.warmup} is a share of the steps, at least 0 and below 1")
-        if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
-            raise ValueError(f"lr={self.lr} must be above 0 and min_lr={self.min_lr} between 0 and lr")
+        if not 0 < self.lr < math.inf or not 0 <= self.min_lr <= self.lr:
+            raise ValueError(
+                f"lr={self.lr} must be a number above 0 and min_lr={self.min_lr} between 0 and lr"
+            )
+        if self.min_lr and self.schedule == "constant":
+            raise ValueError(
+                f"min_lr={self.min_lr} has no effect with schedule='constant'; choose linear or cosine"
+            )
+
+    def budget(self) -> dict[str, float]:
+        """What was given of `steps`, `tokens` and `minutes`."""
+        given = {name: getattr(self, name) for name in ("steps", "tokens", "minutes")}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -107,12 +137,15 @@ class Recipe:
                 f"train.context_length={self.train.context_length} exceeds "
                 f"model.max_len={self.model.max_len}; raise max_len or shorten the context"
             )
-        budgets = {name: getattr(self.train, name) for name in ("steps", "tokens", "minutes")}
-        given = [f"{name}={value}" for name, value in budgets.items() if value is not None]
+        given = [f"{name}={value}" for name, value in self.train.budget().items()]
         if len(given) != 1:
             raise ValueError(
                 "give exactly one budget of train.steps, train.tokens, train.minutes; "
-                f"got {', '.join(given) or 'none'}"
+                f"got {' and '.join(given) or 'none'}"
+            )
+        if self.train.sample_every and not self.train.sample_prompt:
+            raise ValueError(
+                "train.sample_prompt is empty and train.sample_every asks for samples; give a prompt"
             )
 
 
@@ -125,6 +158,8 @@ def load_recipe(path: str | Path) -> Recipe:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not valid TOML: nested too deeply") from None
     try:
         return recipe_from_dict(tables)
     except ValueError as error:
@@ -151,19 +186,33 @@ def find_recipe(name: str | Path) -> Path:
     if path.is_file():
         return path
     package = Path(__file__).parents[1]
-    for folder in (package / "recipes", package.parents[1] / "recipes"):  # in a wheel, in a checkout
-        if (folder / f"{name}.toml").is_file():
-            return folder / f"{name}.toml"
-    raise FileNotFoundError(f"no recipe {str(name)!r}; give a TOML file, or the name of one in recipes/")
+    folders = (package / "recipes", package.parents[1] / "recipes")  # in a wheel, in a checkout
+    ours = {file.stem: file for folder in folders for file in sorted(folder.glob("*.toml"))}
+    if str(name) in ours:
+        return ours[str(name)]
+    known = ", ".join(ours) or "none"
+    there = "it is a folder" if path.is_dir() else "there is no such file"
+    raise FileNotFoundError(f"no recipe {str(name)!r}: {there}; give a TOML file, or one of ours: {known}")
 
 
 def save_recipe(recipe: Recipe, path: str | Path) -> None:
-    """Write the recipe with every choice filled in. TOML has no null: a missing key means none."""
+    """Write the recipe with every choice filled in, whole or not at all.
+
+    TOML has no null: a missing key means none.
+    """
     tables = {
         name: {key: value for key, value in table.items() if value is not None}
         for name, table in asdict(recipe).items()
     }
-    Path(path).write_text(tomli_w.dumps(tables), encoding="utf-8")
+    write_whole(path, tomli_w.dumps(tables))
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a file so that a process killed at any moment leaves the old or the new content, never a part."""
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8", newline="\n")
+    draft.replace(path)
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:

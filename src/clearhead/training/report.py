@@ -2,13 +2,15 @@
 
 JsonLines    metrics.jsonl, one line per step and evaluation; cut back to the checkpoint on resume
 Terminal     progress while it runs: loss, bits per byte, tokens per second, time left
-Curve        loss.png
+Curve        loss.png, when training ends or is stopped
 Samples      samples.txt
 TensorBoard  with the extra `clearhead[tensorboard]`
 """
 
 import json
+import math
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,6 +29,9 @@ class Watcher:
 
     def on_note(self, text: str) -> None:
         """A choice the loop made, or a thing worth knowing, in one line."""
+
+    def on_progress(self, stage: str, done: int, total: int | None) -> None:
+        """Text is being prepared: "count" and "merge" when a vocabulary is learned, "encode" after that."""
 
     def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
         """Training starts at `first_step` (0, or where a checkpoint left off) and ends at `steps`."""
@@ -58,10 +63,10 @@ class JsonLines(Watcher):
         self.file = run.metrics_file.open("a", encoding="utf-8")
 
     def on_step(self, step: int, metrics: dict[str, Any]) -> None:
-        self._write({"step": step, **metrics})
+        self._write({"step": step, **plain(metrics)})
 
     def on_evaluation(self, step: int, metrics: dict[str, Any]) -> None:
-        self._write({"step": step, **metrics})
+        self._write({"step": step, **plain(metrics)})
 
     def before_save(self, step: int) -> None:
         if self.file is not None:
@@ -75,6 +80,11 @@ class JsonLines(Watcher):
     def _write(self, entry: dict[str, Any]) -> None:
         assert self.file is not None, "on_start comes first"
         self.file.write(json.dumps(entry) + "\n")
+
+
+def plain(entry: dict[str, Any]) -> dict[str, Any]:
+    """The entry with None for NaN and infinity, which JSON does not know."""
+    return {name: value if math.isfinite(value) else None for name, value in entry.items()}
 
 
 def keep_lines_before(metrics_file: Path, step: int) -> None:
@@ -112,11 +122,32 @@ class Terminal(Watcher):
         self.steps = 0
         self.progress: Progress | None = None
         self.task: TaskID | None = None
+        self.stages: Progress | None = None
+        self.bars: dict[str, TaskID] = {}
+
+    def on_progress(self, stage: str, done: int, total: int | None) -> None:
+        if not self.console.is_terminal:
+            return
+        if self.stages is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            self.stages = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
+            self.stages.start()
+        if stage not in self.bars:
+            self.bars[stage] = self.stages.add_task(stage, total=total)
+        self.stages.update(self.bars[stage], completed=done, total=total)
+        if done == total:
+            self._end_stages()
+
+    def _end_stages(self) -> None:
+        if self.stages is not None:
+            self.stages.stop()
+        self.stages, self.bars = None, {}
 
     def on_note(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
 
     def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
+        self._end_stages()
         self.steps = steps
         self.last_line = time.monotonic()
         if not self.console.is_terminal:
@@ -154,6 +185,11 @@ class Terminal(Watcher):
         self.on_note(f"step {step + 1}, the model writes:\n{text}")
 
     def on_end(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bars off the screen."""
+        self._end_stages()
         if self.progress is not None:
             self.progress.stop()
 
@@ -166,6 +202,7 @@ class Samples(Watcher):
 
     def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
         self.file = run.samples_file
+        keep_samples_before(self.file, first_step)
 
     def on_sample(self, step: int, text: str) -> None:
         assert self.file is not None, "on_start comes first"
@@ -173,8 +210,18 @@ class Samples(Watcher):
             file.write(f"--- step {step + 1}\n{text}\n")
 
 
+def keep_samples_before(samples_file: Path, step: int) -> None:
+    """Cut the samples back to those of a run that stands at `step`, as the log is."""
+    if not samples_file.is_file():
+        return
+    for header in re.finditer(rb"^--- step (\d+)$", samples_file.read_bytes(), re.MULTILINE):
+        if int(header[1]) > step:
+            os.truncate(samples_file, header.start())
+            return
+
+
 class Curve(Watcher):
-    """loss.png: training and validation loss over steps, drawn at each checkpoint and at the end."""
+    """loss.png: training and validation loss over steps, drawn when training ends or is stopped."""
 
     def __init__(self) -> None:
         self.run: RunFolder | None = None
@@ -193,8 +240,10 @@ def draw_curve(run: RunFolder) -> None:
     from matplotlib.figure import Figure
 
     entries = read_metrics(run.metrics_file)
-    training = [(e["step"] + 1, e["loss"]) for e in entries if "loss" in e]
-    validation = [(e["step"] + 1, e["validation_loss"]) for e in entries if "validation_loss" in e]
+    training, validation = (
+        [(entry["step"] + 1, entry[name]) for entry in entries if entry.get(name) is not None]
+        for name in ("loss", "validation_loss")
+    )
     if not training:
         return
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")

@@ -3,11 +3,13 @@
 recipe.toml      every choice, filled in       metrics.jsonl   one line per step
 model.json       the model's config            loss.png        the curves
 tokenizer.json   the vocabulary                samples.txt     what the model wrote along the way
-checkpoints/     step-00001200/ ...            data/           token shards, unless they were given
+budget.json      what was asked for: steps...  data/           token shards, unless they were given
+checkpoints/     step-00001200/ ...
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +17,14 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.checkpoint import load_checkpoint
-from clearhead.training.recipe import Recipe, find_recipe, load_recipe
+from clearhead.training.recipe import (
+    Recipe,
+    find_recipe,
+    load_recipe,
+    save_recipe,
+    with_vocabulary,
+    write_whole,
+)
 
 
 class RunFolder:
@@ -26,6 +35,7 @@ class RunFolder:
         self.recipe_file = self.path / "recipe.toml"
         self.model_file = self.path / "model.json"
         self.tokenizer_file = self.path / "tokenizer.json"
+        self.budget_file = self.path / "budget.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.curve_file = self.path / "loss.png"
         self.samples_file = self.path / "samples.txt"
@@ -44,36 +54,38 @@ class RunFolder:
     def config(self) -> ModelConfig:
         """The config of this run's model."""
         self._need(self.model_file)
-        try:
-            values = json.loads(self.model_file.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{self.model_file} is not valid JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ValueError(f"{self.model_file} must hold a JSON object of model settings")
-        return ModelConfig.from_dict(values)
+        return read_config(self.model_file)
 
-    def write_config(self, config: ModelConfig) -> None:
-        """Write model.json."""
-        self.model_file.write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+    def budget(self) -> dict[str, float]:
+        """The budget this run was started with, before it became a number of steps."""
+        self._need(self.budget_file)
+        return _read_object(self.budget_file)
+
+    def write(self, recipe: Recipe, tokenizer: Tokenizer, budget: dict[str, float]) -> None:
+        """Write what a run is. The recipe comes last: with it the run exists, and can be resumed."""
+        write_whole(self.model_file, json.dumps(recipe.model.to_dict(), indent=2) + "\n")
+        write_whole(self.budget_file, json.dumps(budget) + "\n")
+        tokenizer.save(self.tokenizer_file)
+        save_recipe(recipe, self.recipe_file)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of this run."""
         self._need(self.tokenizer_file)
         return Tokenizer.load(self.tokenizer_file)
 
-    def model(self, device: torch.device | str = "cpu") -> tuple[Transformer, int]:
+    def model(self, device: torch.device | str = "cpu") -> tuple[Transformer, dict[str, Any]]:
         """The model with the weights of the newest valid checkpoint, in eval mode, and that checkpoint's
-        step.
+        state.
         """
         model = Transformer(self.config(), seed=0)
         state = load_checkpoint(self.path, model)
-        return model.to(device).eval(), int(state["step"])
+        return model.to(device).eval(), state
 
     def _need(self, file: Path) -> None:
         if not file.is_file():
+            what = f"{file.name} is missing" if self.path.is_dir() else "there is no such folder"
             raise FileNotFoundError(
-                f"{self.path} holds no run: {file.name} is missing; "
-                "give a folder that `clearhead train` wrote"
+                f"{self.path} holds no run: {what}; give a folder that `clearhead train` wrote"
             )
 
 
@@ -81,11 +93,16 @@ def load_run(path: str | Path, device: torch.device | str = "cpu") -> tuple[Tran
     """The model and the tokenizer of a run. Raises ValueError when they do not belong together."""
     run = RunFolder(path)
     tokenizer = run.tokenizer()
-    model, _ = run.model(device)
+    model, state = run.model(device)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise ValueError(
             f"{run.tokenizer_file} has {tokenizer.vocab_size} tokens but the model of {run.path} has "
             f"{model.config.vocab_size}; they belong to different runs"
+        )
+    if state["made_with"]["tokenizer"] != tokenizer.fingerprint:
+        raise ValueError(
+            f"{run.tokenizer_file} is not the tokenizer that the model of {run.path} was trained with; "
+            "put that one back"
         )
     return model, tokenizer
 
@@ -96,5 +113,33 @@ def find_config(what: str | Path) -> ModelConfig:
     if path.is_dir():
         return RunFolder(path).config()
     if path.suffix == ".json":
-        return RunFolder(path.parent).config()
-    return load_recipe(find_recipe(what)).model
+        return read_config(path)
+    try:
+        recipe = load_recipe(find_recipe(what))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; or the folder of a run, or its model.json") from None
+    source = recipe.data.tokenizer or Path(recipe.data.source) / "tokenizer.json"
+    if Path(source).exists():
+        return with_vocabulary(recipe, Tokenizer.load(source).vocab_size).model
+    if recipe.model.vocab_size == ModelConfig().vocab_size:  # not given: that of the tokenizer to be learned
+        return with_vocabulary(recipe, recipe.data.vocab_size).model
+    return recipe.model
+
+
+def read_config(file: Path) -> ModelConfig:
+    """The model config in a JSON file. A broken one is a ValueError naming the file."""
+    values = _read_object(file)
+    try:
+        return ModelConfig.from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} must hold a JSON object, not {type(values).__name__}")
+    return values
