@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 Shape = Literal["decoder", "encoder", "encoder-decoder"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
@@ -352,7 +352,7 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
         if value not in options:
             raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(options)}")
         return
-    allowed = options if isinstance(kind, UnionType) else (kind,)
+    allowed = options if get_origin(kind) in (UnionType, Union) else (kind,)
     if any(_is_a(value, option) for option in allowed):
         return
     wanted = " or ".join("none" if o is type(None) else getattr(o, "__name__", str(o)) for o in allowed)

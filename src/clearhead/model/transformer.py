@@ -2,7 +2,7 @@
 
     decoder-only       tokens -> embedding -> Stack(causal) -> head -> logits of the next token
     encoder-only       tokens -> embedding -> Stack -> head -> logits or labels of these tokens
-    encoder-decoder    source -> embedding -> Stack -> memory;  tokens -> embedding -> Stack(causal, cross) -> head
+    encoder-decoder    source -> embedding -> Stack -> memory; tokens -> embedding -> Stack(causal, cross) -> head
 
     Stack = positions, blocks, a norm Block = x + attention(x), then x + cross(x, memory), then x +
     feed_forward(x), norms where `norm_placement` says
@@ -314,8 +314,12 @@ class Transformer(nn.Module):
         self.head = make_head(config)
         if config.tied and config.head in ("lm", "masked"):
             self.head.weight = self.embed.weight
-        self.stack = self.encoder if config.shape == "encoder" else self.decoder
         initialise(self, config, seed)
+
+    @property
+    def stack(self) -> Stack:
+        """The stack that `tokens` pass: the decoder, or the encoder where there is no decoder."""
+        return self.encoder if self.config.shape == "encoder" else self.decoder
 
     def forward(
         self,
@@ -513,10 +517,9 @@ def make_attention(config: ModelConfig, layer: int) -> nn.Module:
     )
 
 
-def make_block(config: ModelConfig, layer: int, cross: bool) -> Block:
-    """One block of the stack this config describes."""
-    ff = Experts(config.d_model, config.experts, config.activation) if config.has_experts(layer) else None
-    memory_attention = Attention(
+def make_cross_attention(config: ModelConfig) -> Attention:
+    """The attention of a decoder's block to the encoder's output."""
+    return Attention(
         config.d_model,
         config.n_heads,
         config.n_kv_heads,
@@ -526,6 +529,11 @@ def make_block(config: ModelConfig, layer: int, cross: bool) -> Block:
         scale=config.attn_scale,
         dropout=config.attn_dropout,
     )
+
+
+def make_block(config: ModelConfig, layer: int, cross: bool) -> Block:
+    """One block of the stack this config describes."""
+    ff = Experts(config.d_model, config.experts, config.activation) if config.has_experts(layer) else None
     return Block(
         config.d_model,
         config.n_heads,
@@ -544,7 +552,7 @@ def make_block(config: ModelConfig, layer: int, cross: bool) -> Block:
         ff_dropout=config.ff_dropout,
         attn=make_attention(config, layer),
         ff=ff,
-        cross=memory_attention if cross else None,
+        cross=make_cross_attention(config) if cross else None,
     )
 
 
