@@ -20,7 +20,8 @@ RotaryLayout = Literal["half", "interleaved"]
 Scaling = Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
 QKNorm = Literal["none", "head", "flat"]
 Router = Literal["softmax", "sigmoid"]
-Head = Literal["lm", "masked", "sequence", "token", "span", "none"]
+Head = Literal["lm", "masked", "sequence", "token", "span", "embedding", "none"]
+HeadActivation = Literal["tanh", "silu", "gelu", "gelu_tanh", "relu"]
 Pool = Literal["first", "mean", "last"]
 InitialWeights = Literal["course", "gpt2", "zero_out"]
 
@@ -113,6 +114,8 @@ class ModelConfig:
     d_model: int = 256  # D, width of the residual stream
     n_layers: int = 4  # blocks in the stack; of an encoder-decoder, in the decoder
     n_encoder_layers: int | None = None  # of an encoder-decoder; None: n_layers
+    n_encoder_heads: int | None = None  # of an encoder-decoder; None: n_heads
+    encoder_d_ff: int | None = None  # of an encoder-decoder; None: d_ff
     n_heads: int = 4  # H, query heads
     n_kv_heads: int | None = None  # G, key/value heads; None: as many as query heads (MHA), 1: MQA, else GQA
     d_head: int | None = None  # K, width of a head; None: d_model / n_heads
@@ -157,11 +160,11 @@ class ModelConfig:
     relative_max_distance: int = 128  # relative: distances beyond share the last bucket
     head: Head = "lm"  # what is predicted; "none": the hidden states
     n_labels: int = 0  # classes of a sequence or token head
-    head_activation: Activation | None = None  # masked: a dense layer, this and a norm come before the logits
-    pool: Pool = "first"  # which position a sequence head reads
-    pool_activation: Literal["tanh", "relu", "gelu", "none"] = (
-        "none"  # after a dense layer; none: no such layer
-    )
+    head_activation: HeadActivation | None = None  # a dense layer and this come before the head's output
+    head_dense_bias: bool = True  # in that dense layer
+    head_norm: bool = False  # and a norm after it
+    pool: Pool = "first"  # which position stands for the sequence: "sequence" and "embedding" heads
+    unit_length: bool = True  # embedding: the vectors have length 1
     tied: bool = True  # the output head shares the embedding's weight
     head_bias: bool = False
     logit_scale: float = 1.0  # factor on the hidden states before the head
@@ -195,10 +198,7 @@ class ModelConfig:
             choice = getattr(self, name)
             if choice is not None and len(choice) != self.n_layers:
                 raise ValueError(f"{name} has {len(choice)} entries for n_layers={self.n_layers}")
-        if self.shape == "encoder-decoder" and (self.latent or self.experts or self.window):
-            raise ValueError("an encoder-decoder has no window, no experts and no latent attention here")
-        if self.n_encoder_layers is not None and self.shape != "encoder-decoder":
-            raise ValueError(f"n_encoder_layers={self.n_encoder_layers} needs shape='encoder-decoder'")
+        self._check_encoder()
         if self.head in ("sequence", "token") and self.n_labels < 1:
             raise ValueError(f"head={self.head!r} needs n_labels of at least 1, got {self.n_labels}")
         for name in ("embed_dropout", "attn_dropout", "residual_dropout", "ff_dropout"):
@@ -212,6 +212,19 @@ class ModelConfig:
             raise ValueError(f"rotary_theta={self.rotary_theta} must be a positive number")
         if not 0 <= self.norm_eps < math.inf:
             raise ValueError(f"norm_eps={self.norm_eps} must be a number of at least 0")
+
+    def _check_encoder(self) -> None:
+        """Raise ValueError for what only an encoder-decoder has, or does not have."""
+        if self.shape == "encoder-decoder":
+            if self.latent or self.experts or self.window or self.rotary_layers:
+                raise ValueError(
+                    "an encoder-decoder has no window, no experts, no latent attention and no rotary_layers here"
+                )
+            check_heads(self.d_model, self.n_encoder_heads or self.n_heads, None, self.d_head)
+            return
+        for name in ("source_vocab_size", "n_encoder_layers", "n_encoder_heads", "encoder_d_ff"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}={getattr(self, name)} needs shape='encoder-decoder'")
 
     def _derived(self) -> dict[str, int]:
         """The sizes that follow from others when they are not given."""
@@ -239,6 +252,23 @@ class ModelConfig:
         if self.latent is not None:
             return self.latent.d_rotary
         return self.head_width if self.rotary_dim is None else self.rotary_dim
+
+    def encoder_part(self) -> "ModelConfig":
+        """The encoder of an encoder-decoder as a config of its own.
+
+        >>> ModelConfig(shape="encoder-decoder", n_layers=2, n_encoder_layers=6).encoder_part().n_layers
+        6
+        """
+        return self.replace(
+            shape="encoder",
+            n_layers=self.n_encoder_layers or self.n_layers,
+            n_heads=self.n_encoder_heads or self.n_heads,
+            d_ff=self.encoder_d_ff or self.d_ff,
+            source_vocab_size=None,
+            n_encoder_layers=None,
+            n_encoder_heads=None,
+            encoder_d_ff=None,
+        )
 
     def has_window(self, layer: int) -> bool:
         """Whether this layer's queries see only the keys of a window."""

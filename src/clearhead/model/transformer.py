@@ -174,8 +174,6 @@ class Stack(nn.Module):
     def __init__(self, config: ModelConfig, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.config, self.causal = config, causal
-        encoder = config.shape == "encoder-decoder" and not causal
-        n_layers = config.n_encoder_layers if encoder and config.n_encoder_layers else config.n_layers
         if config.positions == "learned":
             self.positions = Embedding(config.max_len + config.position_offset, config.d_model)
         if config.positions == "relative":
@@ -184,13 +182,13 @@ class Stack(nn.Module):
             self.types = Embedding(config.n_token_types, config.d_model)
         self.embed_norm = make_config_norm(config) if config.embed_norm else nn.Identity()
         self.dropout = nn.Dropout(config.embed_dropout)
-        self.blocks = nn.ModuleList(make_block(config, layer, cross) for layer in range(n_layers))
+        self.blocks = nn.ModuleList(make_block(config, layer, cross) for layer in range(config.n_layers))
         self.norm = make_config_norm(config) if config.final_norm else nn.Identity()
         self.place = PLACES[config.positions]
         self.add_types = add_token_types if config.n_token_types else add_no_types
         self.rotaries = make_rotaries(config)
-        self.windowed = [config.has_window(layer) for layer in range(n_layers)]
-        self.turned = [config.turns(layer) for layer in range(n_layers)]
+        self.windowed = [config.has_window(layer) for layer in range(config.n_layers)]
+        self.turned = [config.turns(layer) for layer in range(config.n_layers)]
 
     def forward(
         self,
@@ -308,7 +306,8 @@ class Transformer(nn.Module):
         if config.source_vocab_size is not None:
             self.source_embed = Embedding(config.source_vocab_size, config.d_model)
         if config.shape != "decoder":
-            self.encoder = Stack(config, causal=False)
+            part = config if config.shape == "encoder" else config.encoder_part()
+            self.encoder = Stack(part, causal=False)
         if config.shape != "encoder":
             self.decoder = Stack(config, causal=True, cross=config.shape == "encoder-decoder")
         self.head = make_head(config)
