@@ -16,7 +16,7 @@ FILES = {
     "text": """workers pretokenize documents counting bpe normalise incremental merging definition encoder
         tokenizer_json formats tokenizer corpus compressors shards prepare batches""",
     "model": "config tap layers initial position cache attention transformer summary",
-    "published": "course",
+    "published": "course mapping quirks families families_experts families_encoders storage weights",
     "generation": "sample reply window decode",
     "training": "objectives optim recipe durable checkpoint run_folder data evaluate report loop demo",
     "inspector": "record",

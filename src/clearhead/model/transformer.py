@@ -12,7 +12,7 @@ made once per pass. A path through the tree reads as a phrase: decoder.blocks.3.
 """
 
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -298,6 +298,8 @@ class Transformer(nn.Module):
     >>> model(torch.tensor([[3, 1, 4]])).shape
     torch.Size([1, 3, 50])
     """
+
+    origin: Any = None  # of a published model: where it came from, so that it is saved alike
 
     def __init__(self, config: ModelConfig, seed: int | None = None) -> None:
         super().__init__()

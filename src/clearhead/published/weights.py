@@ -1,0 +1,310 @@
+"""A folder in Hugging Face form <-> (Transformer, Tokenizer), exactly.
+
+    load    config.json -> family, class, our config -> a model without data -> names paired by the family's
+            rows -> every tensor in its place, mapped from the file
+    save    the same table read backwards
+
+What cannot be placed is refused: a tensor that is missing or left over, a wrong shape, an unknown option. A
+model keeps where it came from (`model.origin`), so that saving it again gives the same names, bytes and
+settings; a model of our own is saved as the first family that can hold its options.
+"""
+
+import re
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+
+from clearhead.model.config import ModelConfig
+from clearhead.model.transformer import Transformer
+from clearhead.published import families, families_encoders, families_experts
+from clearhead.published.mapping import (
+    Family,
+    Json,
+    Pair,
+    differences,
+    find,
+    find_class,
+    list_names,
+    pair_names,
+    read_config,
+    write_config,
+)
+from clearhead.published.storage import Tensors, open_tensors, read_json, write_json, write_tensors
+from clearhead.text.tokenizer import Tokenizer
+
+# In the order in which a model of our own is matched.
+FAMILIES = families.FAMILIES | families_experts.FAMILIES | families_encoders.FAMILIES
+
+SHARD_BYTES = 5_000_000_000
+HEAD = "head.weight"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model came from: its family, and what its config.json and generation_config.json say."""
+
+    model_type: str
+    settings: Json
+    generation: Json | None = None
+
+
+def load(
+    path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> tuple[Transformer, Any]:
+    """The model and the tokenizer in a folder in Hugging Face form; the tokenizer is None if there is none.
+
+    `dtype`: the type of the weights; None: as in the file. The model is in eval mode. Weights that keep their
+    type on the CPU are mapped from the file and not copied. Raises FileNotFoundError for a missing file and
+    ValueError for one that is damaged, of an unknown family, or does not fit its config.json.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    settings = read_json(folder / "config.json")
+    try:
+        family, class_name = find_family(settings)
+        config = read_config(family, settings, class_name)
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'}: {error}") from None
+    stored = open_tensors(folder)
+    if config.n_layers > len(stored):
+        raise ValueError(
+            f"{folder}: {config.n_layers} layers in config.json, {len(stored)} tensors in the files"
+        )
+    try:
+        model = read_model(config, family, class_name, stored, dtype, torch.device(device))
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
+    generation = folder / "generation_config.json"
+    kept = read_json(generation) if generation.is_file() else None
+    model.origin = Origin(family.model_type, settings, kept)
+    return model.eval(), read_tokenizer(folder)
+
+
+def save(
+    model: Transformer, tokenizer: Any, folder: str | Path, *, max_shard_bytes: int = SHARD_BYTES
+) -> Path:
+    """Write a model, and its tokenizer unless that is None, as a folder in Hugging Face form.
+
+    A loaded model keeps its family; another is saved as the first family that has all its options. ValueError
+    lists the options that have no Hugging Face form.
+    """
+    folder = Path(folder)
+    origin: Origin | None = model.origin
+    if origin is None:
+        family, class_name = match_family(model.config)
+        settings, generation = special_tokens(tokenizer), None
+    else:
+        family, settings, generation = FAMILIES[origin.model_type], origin.settings, origin.generation
+        class_name = fitting_class(family, model.config, settings)
+    written = write_config(family, model.config, class_name, settings)
+    written.pop("torch_dtype", None)
+    written["dtype"] = str(model.embed.weight.dtype).removeprefix("torch.")
+    tensors = {}
+    for pair in pair_names(family, class_name, own_tensors(model)):
+        ours = [own_tensors(model)[name].detach().cpu() for name in pair.ours]
+        for name, tensor in zip(pair.theirs, pair.op.write(ours), strict=True):
+            tensors[name] = tensor.contiguous()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(tensors, folder, max_shard_bytes)
+    write_json(written, folder / "config.json")
+    if generation is not None:
+        write_json(generation, folder / "generation_config.json")
+    if tokenizer is not None:
+        tokenizer.save(folder)
+    return folder
+
+
+# --------------------------------------------------------------------------------------------------- families
+
+
+def find_family(settings: Json) -> tuple[Family, str]:
+    """The family and the class that config.json names."""
+    model_type = settings.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ValueError(f"model_type={model_type!r:.80} is unknown; known: {', '.join(FAMILIES)}")
+    family = FAMILIES[model_type]
+    names = settings.get("architectures")
+    if not names:
+        return family, next(iter(family.classes))
+    if not isinstance(names, list) or names[0] not in family.classes:
+        raise ValueError(f"architectures={names!r:.80} is unknown; known: {', '.join(family.classes)}")
+    return family, names[0]
+
+
+def match_family(config: ModelConfig) -> tuple[Family, str]:
+    """The first family that can hold a model, and the class; ValueError lists what stands in the way."""
+    best: tuple[list[str], str] | None = None
+    for family in FAMILIES.values():
+        class_name = find_class(family, config)
+        if class_name is None:
+            continue
+        odd = unfit(family, config, class_name)
+        if not odd:
+            return family, class_name
+        if best is None or len(odd) < len(best[0]):
+            best = odd, class_name
+    if best is None:
+        raise ValueError(f"no published family has a head={config.head!r} with shape={config.shape!r}")
+    options = ", ".join(f"{name}={find(config, name)!r}" for name in best[0])
+    raise ValueError(f"these options have no Hugging Face form (nearest: {best[1]}): {options}")
+
+
+def fitting_class(family: Family, config: ModelConfig, settings: Json) -> str:
+    """The class of a loaded model, which may have been given other options since."""
+    named = settings.get("architectures") or [None]
+    kinds = [named[0]] if named[0] in family.classes else []
+    class_name = find_class(family, config) if not kinds else kinds[0]
+    odd = ["head"] if class_name is None else unfit(family, config, class_name, settings)
+    if class_name is None or odd:
+        options = ", ".join(f"{name}={find(config, name)!r}" for name in odd)
+        raise ValueError(f"these options have no form in the family {family.model_type}: {options}")
+    return class_name
+
+
+def unfit(family: Family, config: ModelConfig, class_name: str, kept: Json | None = None) -> list[str]:
+    """The fields that would come back differently from the family's config.json."""
+    try:
+        back = read_config(family, write_config(family, config, class_name, kept), class_name)
+    except ValueError:
+        return ["shape", "n_layers"]
+    return differences(config, back)
+
+
+# --------------------------------------------------------------------------------------------------- tensors
+
+
+def own_tensors(model: nn.Module) -> dict[str, Shaped[Tensor, "..."]]:
+    """Every tensor of a model once, by its first name."""
+    names: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            names[name] = tensor
+    return names
+
+
+def empty_model(config: ModelConfig) -> Transformer:
+    """A model without data."""
+    try:
+        with torch.device("meta"):
+            return Transformer(config)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise ValueError(f"no model has these sizes: {str(error).splitlines()[0]:.120}") from None
+
+
+def read_model(
+    config: ModelConfig,
+    family: Family,
+    class_name: str,
+    stored: Tensors,
+    dtype: torch.dtype | None,
+    device: torch.device,
+) -> Transformer:
+    """The model of this config with the stored tensors in their places."""
+    model = empty_model(config)
+    ours = own_tensors(model)
+    tied = config.tied and config.head in ("lm", "masked")
+    pairs = pair_names(family, class_name, ours | ({HEAD: model.embed.weight} if tied else {}))
+    places = find_places(family, class_name, pairs, stored)
+    if tied:
+        tied, pairs = check_tied(pairs, places, stored)
+        if not tied:
+            config = replace(config, tied=False)
+            model = empty_model(config)
+            ours = own_tensors(model)
+    check_names(family, pairs, places, stored)
+    weights: dict[str, Tensor] = {}
+    for pair in pairs:
+        shapes = [tuple(ours[name].shape) for name in pair.ours]
+        check_shapes(pair, [ours[name] for name in pair.ours], places, stored)
+        theirs = [stored.tensor(places[name]) for name in pair.theirs]
+        if dtype is not None:
+            theirs = [tensor.to(dtype) for tensor in theirs]
+        weights |= zip(pair.ours, (t.to(device) for t in pair.op.read(theirs, shapes)), strict=True)
+    if tied:
+        weights[HEAD] = weights["embed.weight"]
+    model.load_state_dict(weights, assign=True)
+    if tied:
+        model.head.weight = model.embed.weight
+    return model
+
+
+def find_places(family: Family, class_name: str, pairs: list[Pair], stored: Tensors) -> dict[str, str]:
+    """The family's name of a tensor -> its name in the file.
+
+    A file of the bare model lacks the prefix that the class puts before its names, and the other way round.
+    """
+    expected = {name for pair in pairs for name in pair.theirs}
+    prefix = family.classes[class_name].prefix
+    others = {kind.prefix for kind in family.classes.values()}
+    places = {name: name for name in stored if name in expected}
+    for name in stored:
+        bare = [name, *(name.removeprefix(other) for other in others if other and name.startswith(other))]
+        for candidate in (prefix + part for part in bare):
+            if candidate in expected and candidate not in places:
+                places[candidate] = name
+    return places
+
+
+def check_tied(pairs: list[Pair], places: dict[str, str], stored: Tensors) -> tuple[bool, list[Pair]]:
+    """Whether the head is the embedding, and the pairs without the head's if so: one copy, or two equal ones."""
+    head = next((pair for pair in pairs if pair.ours == [HEAD]), None)
+    embed = next(pair for pair in pairs if "embed.weight" in pair.ours)
+    if head is None or head.theirs[0] not in places or embed.theirs[0] not in places:
+        return True, [pair for pair in pairs if pair is not head]
+    one, other = (stored.tensor(places[pair.theirs[0]]) for pair in (head, embed))
+    if one.shape == other.shape and torch.equal(one, other):
+        return True, [pair for pair in pairs if pair is not head]
+    warnings.warn(
+        f"{head.theirs[0]} and {embed.theirs[0]} differ although the config ties them; they stay two",
+        stacklevel=5,
+    )
+    return False, pairs
+
+
+def check_names(family: Family, pairs: list[Pair], places: dict[str, str], stored: Tensors) -> None:
+    """Raise ValueError, with both lists, unless the file has the tensors of the model and no others."""
+    missing = [name for pair in pairs for name in pair.theirs if name not in places]
+    used = set(places.values())
+    ignored = [re.compile(pattern) for pattern in family.ignored]
+    left = [name for name in stored if name not in used]
+    left = [name for name in left if not any(pattern.fullmatch(name) for pattern in ignored)]
+    if missing or left:
+        raise ValueError(
+            f"the tensors are not those of this {family.model_type} model; "
+            f"missing: {list_names(missing)}; left over: {list_names(left)}"
+        )
+
+
+def check_shapes(pair: Pair, ours: list[Tensor], places: dict[str, str], stored: Tensors) -> None:
+    """Raise ValueError unless the tensors of a file have the shapes and types that the model needs."""
+    for name, tensor in zip(pair.theirs, pair.op.write(ours), strict=True):
+        found, fitting = stored.shape(places[name]), tuple(tensor.shape)
+        if found != fitting:
+            raise ValueError(f"{places[name]} has shape {found}; config.json asks for {fitting}")
+        stored.dtype(places[name])
+
+
+# ------------------------------------------------------------------------------------------------- tokenizers
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder, or None if it has no file of one."""
+    try:
+        return Tokenizer.load(folder)
+    except FileNotFoundError:
+        return None
+
+
+def special_tokens(tokenizer: Any) -> Json:
+    """The ids that config.json names, as far as a tokenizer of our own has them."""
+    specials = {} if tokenizer is None else tokenizer.special_tokens
+    end = specials.get("<|endoftext|>")
+    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
