@@ -48,7 +48,7 @@ def tokenizer_train(
         source: a file, folder or glob, or a built-in corpus: python, pydoc.
         out: the folder or .json file to write.
         vocab_size: tokens in all: 256 bytes, merges and special tokens.
-        splitter: how text is cut before merging: gpt2, cl100k, o200k, llama3, qwen2, none.
+        splitter: how text is cut before merging: gpt2, cl100k, o200k, llama3, qwen2, smollm, none.
         special_tokens: tokens that are never split or merged.
         alphabet: start from bytes, or from the corpus's characters.
         field: the field that holds the text, in .jsonl and .parquet.
