@@ -101,3 +101,28 @@ def pad_batch(
         ids[i, place] = row
         mask[i, place] = True
     return ids, mask
+
+
+def pad_sentences(
+    rows: Sequence[Sequence[int]],
+    before: Sequence[int],
+    after: Sequence[int],
+    pad_id: int,
+    side: Literal["left", "right"] = "right",
+    truncate: int | None = None,
+    keep: Literal["start", "end"] = "start",
+    width: int | None = None,
+) -> tuple[Int64[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
+    """Return `pad_batch` of the rows, cut to `truncate` tokens in all, between the ids `before` and `after`.
+
+    >>> pad_sentences([[5, 6, 7], [8]], [1], [2], pad_id=0, truncate=4)[0].tolist()
+    [[1, 5, 6, 2], [1, 8, 2, 0]]
+    """
+    if keep not in ("start", "end"):
+        raise ValueError(f"keep is 'start' or 'end', not {keep!r}")
+    if truncate is not None:
+        room = truncate - len(before) - len(after)
+        if room < 0:
+            raise ValueError(f"truncate={truncate} is less than the {truncate - room} begin and end tokens")
+        rows = [row[:room] if keep == "start" else row[max(0, len(row) - room) :] for row in rows]
+    return pad_batch([[*before, *row, *after] for row in rows], pad_id, side, width)
