@@ -195,7 +195,7 @@ def longrope_factor(scaling: RotaryScaling, original: int, max_len: int) -> floa
     """
     if scaling.attention_factor is not None:
         return scaling.attention_factor
-    longer = max_len / original
+    longer = scaling.factor if scaling.factor != 1 else max_len / original
     return 1.0 if longer <= 1 else math.sqrt(1 + math.log(longer) / math.log(original))
 
 

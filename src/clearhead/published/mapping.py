@@ -7,7 +7,8 @@ A `Family` says, as data, how a folder in Hugging Face form and a Transformer co
     fixed     our fields that every model of the family has alike
     refused   keys of config.json whose other values would be another model
     rows      the names of tensors, theirs <-> ours, and an invertible `Op` where not a plain renaming
-    classes   architectures[0] -> the head: our fields, its tensors, the prefix of the rows
+    classes   architectures[0] -> the head: our fields, its tensors, the prefix of the rows. What follows a
+              blank in a name tells apart kinds of one class that only the tensors in a file distinguish
     ignored   what files of the family are known to carry needlessly
 
 Rows are templates: `{i}` is a layer, `{e}` an expert (theirs only: an Op joins the experts), `*` is weight or
@@ -47,8 +48,9 @@ class Key:
 
     name: str  # newest spelling, the one that is written
     default: Any = Required  # when the key is missing; None: our field's own rule
-    values: Mapping[Any, Any] | None = None  # theirs -> ours; of several for one of ours the first is written
+    values: Mapping[str, Any] | None = None  # theirs -> ours; of several for one of ours the first is written
     older: tuple[str, ...] = ()  # other spellings that files use
+    null: bool = False  # null in the file is the value None, not a missing key
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,16 +59,16 @@ class Key:
 
     def read(self, settings: Json) -> Any:
         """Our value from config.json; ValueError if the key or what it says is unknown."""
+        if self.null and self.name in settings and settings[self.name] is None:
+            return None
         found = [settings[name] for name in self.names if settings.get(name) is not None]
         if not found and self.default is Required:
             raise ValueError(f"there is no {' or '.join(self.names)}")
         value = found[0] if found else self.default
         if self.values is None or (value is None and not found):
             return value
-        if not isinstance(value, str | int | float | bool) or value not in self.values:
-            raise ValueError(
-                f"{self.name}={value!r:.80} is unknown; known: {', '.join(map(str, self.values))}"
-            )
+        if not isinstance(value, str) or value not in self.values:
+            raise ValueError(f"{self.name}={value!r:.80} is unknown; known: {', '.join(self.values)}")
         return self.values[value]
 
     def write(self, value: Any, kept: Json) -> Json:
@@ -81,7 +83,7 @@ class Key:
     def _means(self, theirs: Any, ours: Any) -> bool:
         if self.values is None:
             return type(theirs) is type(ours) and theirs == ours
-        return isinstance(theirs, str | int | float | bool) and self.values.get(theirs, Required) == ours
+        return isinstance(theirs, str) and self.values.get(theirs, Required) == ours
 
 
 @dataclass(frozen=True)
@@ -106,16 +108,18 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """Names of tensors that correspond: theirs, ours (both separated by blanks), and how they are converted."""
+    """Names of tensors that correspond, theirs and ours, each separated by blanks, and how they convert."""
 
     theirs: str
     ours: str
     op: Op | None = None  # None: the same tensor under another name
+    given: str = ""  # only in a model that also has this tensor of ours
+    unless: str = ""  # only in a model that does not have it
 
 
 @dataclass(frozen=True)
 class Class:
-    """A class of the family: our fields that it means, its head's rows, and the prefix of the family's rows."""
+    """A class: our fields that it means, its head's rows, and what stands before the family's rows."""
 
     fields: Json
     rows: tuple[Row, ...] = ()
@@ -136,6 +140,7 @@ class Family:
         default_factory=dict
     )  # key -> the values that are no other model
     ignored: tuple[str, ...] = ()  # patterns of names, each matched as a whole
+    older_names: Mapping[str, str] = field(default_factory=dict)  # old end of a name -> the end it has now
 
     @property
     def defaults(self) -> Json:
@@ -169,11 +174,10 @@ def read_config(family: Family, settings: Json, class_name: str) -> ModelConfig:
     if settings.get("quantization_config") is not None:
         raise ValueError("the weights are quantised (quantization_config); dequantise them first")
     ours: Json = dict(family.fixed)
-    ours["n_layers"] = family.keys["n_layers"].read(settings)
-    if type(ours["n_layers"]) is not int or not 1 <= ours["n_layers"] <= MOST_LAYERS:
-        raise ValueError(
-            f"{family.keys['n_layers'].name}={ours['n_layers']!r:.80} is no number of layers up to {MOST_LAYERS}"
-        )
+    for key in (family.keys[name] for name in ("n_layers", "n_encoder_layers") if name in family.keys):
+        layers = key.read(settings)
+        if type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
+            raise ValueError(f"{key.name}={layers!r:.80} is no number of layers up to {MOST_LAYERS}")
     ours |= {name: key.read(settings) for name, key in family.keys.items()}
     settings = family.defaults | settings
     for part in family.parts:
@@ -207,7 +211,7 @@ def write_config(family: Family, config: ModelConfig, class_name: str, kept: Jso
     if config.head in ("sequence", "token") and count_labels(kept) != config.n_labels:
         made["id2label"] = {str(index): f"LABEL_{index}" for index in range(config.n_labels)}
         made["label2id"] = {f"LABEL_{index}": index for index in range(config.n_labels)}
-    return made | {"model_type": family.model_type, "architectures": [class_name]}
+    return made | {"model_type": family.model_type, "architectures": [class_name.split()[0]]}
 
 
 def find(config: ModelConfig, name: str) -> Any:
@@ -288,7 +292,8 @@ def pair_row(prefix: str, row: Row, ours: Mapping[str, Tensor]) -> Iterator[Pair
             return template.replace("{i}", layer).replace("*", kind)
 
         our_names = [name, *map(fill, others)]
-        if not all(other in ours for other in our_names):
+        needed = [*our_names, *([fill(row.given)] if row.given else [])]
+        if not all(other in ours for other in needed) or fill(row.unless) in ours:
             continue
         theirs = []
         for template in row.theirs.split():

@@ -5,6 +5,7 @@ one dictionary, or one dictionary per type of layer; older ones have `rope_theta
 `type` for the type) beside each other. Both are read, the newer is written.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -62,17 +63,100 @@ _REQUIRED = {
 
 
 def rope_part(theta: float = 10_000.0) -> Part:
-    """Rotary positions that are the same in all layers that have them; `theta` when the file names no base."""
+    """Rotary positions that are the same in all layers that have them; `theta`: the base if none is named."""
 
     def read(settings: Json) -> Json:
         spelled = dictionary(settings, "rope_scaling") or dictionary(settings, "rope_parameters")
+        scaling = read_scaling(spelled, settings)
+        share = spelled.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
+        if scaling is not None and share not in (None, 1):  # without a scaling it means nothing to them
+            raise ValueError(
+                f"partial_rotary_factor={share!r:.80} with rope_type={scaling.kind!r} is unknown"
+            )
         base = spelled.get("rope_theta") or settings.get("rope_theta") or theta
-        return {"rotary_theta": base, "rotary_scaling": read_scaling(spelled, settings)}
+        return {"rotary_theta": base, "rotary_scaling": scaling}
 
     def write(config: ModelConfig) -> Json:
         return {"rope_parameters": write_scaling(config.rotary_theta, config.rotary_scaling)}
 
     return Part(("rope_parameters", "rope_scaling", "rope_theta"), read, write)
+
+
+def partial_rope_part(theta: float = 10_000.0, original: int = 4096) -> Part:
+    """Rotary positions on a share of each head's features, unscaled or with longrope.
+
+    The length in training, `original` if not named, stands outside of the dictionary.
+    """
+    length = "original_max_position_embeddings"
+
+    def read(settings: Json) -> Json:
+        spelled = dict(dictionary(settings, "rope_scaling") or dictionary(settings, "rope_parameters"))
+        kind = spelled.get("rope_type") or spelled.get("type")
+        if kind in ("su", "yarn"):  # earlier names
+            spelled["rope_type"] = "longrope"
+        spelled[length] = settings.get(length) or original
+        share = spelled.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
+        d_head = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
+        width = d_head if share is None else int(d_head * share)
+        return {
+            "rotary_theta": spelled.get("rope_theta") or settings.get("rope_theta") or theta,
+            "rotary_scaling": read_scaling(spelled, settings),
+            "rotary_dim": None if width == d_head else width,
+        }
+
+    def write(config: ModelConfig) -> Json:
+        made = write_scaling(config.rotary_theta, config.rotary_scaling)
+        if config.rotary_dim is not None:
+            share = config.rotary_dim / config.head_width
+            exact = int(config.head_width * share) == config.rotary_dim
+            made["partial_rotary_factor"] = share if exact else math.nextafter(share, 1)
+        scaling = config.rotary_scaling
+        known = None if scaling is None else scaling.original_max_len
+        return {"rope_parameters": made, length: known or original}
+
+    names = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", length)
+    return Part(names, read, write)
+
+
+def layered_rope_part(theta: float, window_theta: float, older: str = "rope_theta") -> Part:
+    """Rotary positions of their own for layers with a window, unscaled, and for those without.
+
+    `older`: the key that older files have for the base in layers with a window.
+    """
+    kinds = ("full_attention", "sliding_attention")
+
+    def read(settings: Json) -> Json:
+        spelled = dictionary(settings, "rope_parameters")
+        if spelled and not any(kind in spelled for kind in kinds):
+            raise ValueError(f"rope_parameters has neither {' nor '.join(kinds)}")
+        full = dictionary(spelled, kinds[0]) | dictionary(settings, "rope_scaling")
+        narrow = dictionary(spelled, kinds[1])
+        outer = {name: spelled[name] for name in ("truncate",) if name in spelled}
+        base = full.get("rope_theta") or settings.get("rope_theta") or theta
+        window_base = narrow.get("rope_theta") or settings.get(older) or window_theta
+        scaling = read_scaling({**full, "truncate": None, **outer}, settings)
+        window_scaling = read_scaling({**narrow, "truncate": None, **outer}, settings)
+        if window_scaling is None:
+            same = scaling is None and base == window_base
+            return {
+                "rotary_theta": base,
+                "rotary_scaling": scaling,
+                "window_rotary_theta": None if same else window_base,
+            }
+        if (window_scaling, window_base) != (scaling, base):
+            raise ValueError(f"rope_parameters: {kinds[1]} may only be scaled exactly as {kinds[0]}")
+        return {"rotary_theta": base, "rotary_scaling": scaling, "window_rotary_theta": None}
+
+    def write(config: ModelConfig) -> Json:
+        full = write_scaling(config.rotary_theta, config.rotary_scaling)
+        narrow = dict(full)
+        if config.window_rotary_theta is not None:
+            narrow = write_scaling(config.window_rotary_theta, None)
+        outer = {"truncate": full.pop("truncate")} if "truncate" in full else {}
+        narrow.pop("truncate", None)
+        return {"rope_parameters": {kinds[0]: full, kinds[1]: narrow} | outer}
+
+    return Part(("rope_parameters", "rope_scaling", "rope_theta", older), read, write)
 
 
 def dictionary(settings: Json, name: str) -> Json:
@@ -117,23 +201,23 @@ def write_scaling(theta: float, scaling: RotaryScaling | None) -> Json:
 
 def window_part(
     derive: Callable[[Json, int], list[bool]] | None,
-    layers: str = "num_hidden_layers",
+    default: int | None = None,
     switch: str | None = None,
     also: tuple[str, ...] = (),
 ) -> Part:
     """A window in some layers: `layer_types`, or without it what `derive(settings, n_layers)` says.
 
-    `derive` None: the window is in all layers, and there is no `layer_types`. `switch`: a key that must be
-    true for a window. `also`: the keys that `derive` looks at.
+    `derive` None: the window is in all layers, and there is no `layer_types`. `default`: its size if the file
+    names none. `switch`: a key that must be true for a window. `also`: the keys that `derive` looks at.
     """
 
     def read(settings: Json) -> Json:
-        window = settings.get("sliding_window") or None  # 0: none
+        window = settings.get("sliding_window", default) or None  # 0: none
         if window is None or (switch is not None and not settings.get(switch)):
             return {"window": None, "windowed_layers": None}
         if derive is None:
             return {"window": window, "windowed_layers": None}
-        return {"window": window} | windowed(settings, settings[layers], derive)
+        return {"window": window} | windowed_layers(settings, derive)
 
     def write(config: ModelConfig) -> Json:
         made: Json = {"sliding_window": config.window}
@@ -150,11 +234,11 @@ def window_part(
     return Part(names if switch is None else (*names, switch), read, write)
 
 
-def windowed(settings: Json, n_layers: int, derive: Callable[[Json, int], list[bool]]) -> Json:
+def windowed_layers(settings: Json, derive: Callable[[Json, int], list[bool]]) -> Json:
     """Which layers have the window; none at all is no window."""
     kinds = settings.get("layer_types")
     if kinds is None:
-        chosen = derive(settings, n_layers)
+        chosen = derive(settings, settings["num_hidden_layers"])
     else:
         known = ("sliding_attention", "full_attention")
         if not isinstance(kinds, list) or any(kind not in known for kind in kinds):

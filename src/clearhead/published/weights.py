@@ -77,7 +77,9 @@ def load(
             f"{folder}: {config.n_layers} layers in config.json, {len(stored)} tensors in the files"
         )
     try:
-        model = read_model(config, family, class_name, stored, dtype, torch.device(device))
+        kind = find_kind(family, class_name, stored)
+        config = config if kind == class_name else read_config(family, settings, kind)
+        model = read_model(config, family, kind, stored, dtype, torch.device(device))
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
     generation = folder / "generation_config.json"
@@ -137,6 +139,16 @@ def find_family(settings: Json) -> tuple[Family, str]:
     return family, names[0]
 
 
+def find_kind(family: Family, class_name: str, stored: Tensors) -> str:
+    """The kind of a class that these tensors are: the first whose head they have."""
+    *kinds, last = [name for name in family.classes if name.split()[0] == class_name]
+    for kind in kinds:
+        ends = [row.theirs.replace("*", "weight") for row in family.classes[kind].rows]
+        if all(any(name.endswith(end) for name in stored) for end in ends):
+            return kind
+    return last
+
+
 def match_family(config: ModelConfig) -> tuple[Family, str]:
     """The first family that can hold a model, and the class; ValueError lists what stands in the way."""
     best: tuple[list[str], str] | None = None
@@ -157,9 +169,7 @@ def match_family(config: ModelConfig) -> tuple[Family, str]:
 
 def fitting_class(family: Family, config: ModelConfig, settings: Json) -> str:
     """The class of a loaded model, which may have been given other options since."""
-    named = settings.get("architectures") or [None]
-    kinds = [named[0]] if named[0] in family.classes else []
-    class_name = find_class(family, config) if not kinds else kinds[0]
+    class_name = find_class(family, config)
     odd = ["head"] if class_name is None else unfit(family, config, class_name, settings)
     if class_name is None or odd:
         options = ", ".join(f"{name}={find(config, name)!r}" for name in odd)
@@ -246,15 +256,24 @@ def find_places(family: Family, class_name: str, pairs: list[Pair], stored: Tens
     others = {kind.prefix for kind in family.classes.values()}
     places = {name: name for name in stored if name in expected}
     for name in stored:
-        bare = [name, *(name.removeprefix(other) for other in others if other and name.startswith(other))]
+        now = newest_name(family, name)
+        bare = [now, *(now.removeprefix(other) for other in others if other and now.startswith(other))]
         for candidate in (prefix + part for part in bare):
             if candidate in expected and candidate not in places:
                 places[candidate] = name
     return places
 
 
+def newest_name(family: Family, name: str) -> str:
+    """The name of a tensor as files of today have it."""
+    for old, new in family.older_names.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
 def check_tied(pairs: list[Pair], places: dict[str, str], stored: Tensors) -> tuple[bool, list[Pair]]:
-    """Whether the head is the embedding, and the pairs without the head's if so: one copy, or two equal ones."""
+    """Whether the head is the embedding (one copy, or two equal ones), and the pairs without the head's."""
     head = next((pair for pair in pairs if pair.ours == [HEAD]), None)
     embed = next(pair for pair in pairs if "embed.weight" in pair.ours)
     if head is None or head.theirs[0] not in places or embed.theirs[0] not in places:
