@@ -217,7 +217,7 @@ def window_part(
             return {"window": None, "windowed_layers": None}
         if derive is None:
             return {"window": window, "windowed_layers": None}
-        return {"window": window} | windowed_layers(settings, derive)
+        return {"window": window} | windowed(settings, settings["num_hidden_layers"], derive)
 
     def write(config: ModelConfig) -> Json:
         made: Json = {"sliding_window": config.window}
@@ -234,11 +234,11 @@ def window_part(
     return Part(names if switch is None else (*names, switch), read, write)
 
 
-def windowed_layers(settings: Json, derive: Callable[[Json, int], list[bool]]) -> Json:
+def windowed(settings: Json, n_layers: int, derive: Callable[[Json, int], list[bool]]) -> Json:
     """Which layers have the window; none at all is no window."""
     kinds = settings.get("layer_types")
     if kinds is None:
-        chosen = derive(settings, settings["num_hidden_layers"])
+        chosen = derive(settings, n_layers)
     else:
         known = ("sliding_attention", "full_attention")
         if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
