@@ -118,10 +118,12 @@ def partial_rope_part(theta: float = 10_000.0, original: int = 4096) -> Part:
     return Part(names, read, write)
 
 
-def layered_rope_part(theta: float, window_theta: float, older: str = "rope_theta") -> Part:
+def layered_rope_part(
+    theta: float, window_theta: float, older: str = "rope_theta", older_full: str = "rope_theta"
+) -> Part:
     """Rotary positions of their own for layers with a window, unscaled, and for those without.
 
-    `older`: the key that older files have for the base in layers with a window.
+    `older`: the key that older files have for the base in layers with a window; `older_full`: in the others.
     """
     kinds = ("full_attention", "sliding_attention")
 
@@ -132,7 +134,7 @@ def layered_rope_part(theta: float, window_theta: float, older: str = "rope_thet
         full = dictionary(spelled, kinds[0]) | dictionary(settings, "rope_scaling")
         narrow = dictionary(spelled, kinds[1])
         outer = {name: spelled[name] for name in ("truncate",) if name in spelled}
-        base = full.get("rope_theta") or settings.get("rope_theta") or theta
+        base = full.get("rope_theta") or settings.get(older_full) or theta
         window_base = narrow.get("rope_theta") or settings.get(older) or window_theta
         scaling = read_scaling({**full, "truncate": None, **outer}, settings)
         window_scaling = read_scaling({**narrow, "truncate": None, **outer}, settings)
@@ -156,7 +158,7 @@ def layered_rope_part(theta: float, window_theta: float, older: str = "rope_thet
         narrow.pop("truncate", None)
         return {"rope_parameters": {kinds[0]: full, kinds[1]: narrow} | outer}
 
-    return Part(("rope_parameters", "rope_scaling", "rope_theta", older), read, write)
+    return Part(("rope_parameters", "rope_scaling", older_full, older), read, write)
 
 
 def dictionary(settings: Json, name: str) -> Json:
@@ -217,7 +219,7 @@ def window_part(
             return {"window": None, "windowed_layers": None}
         if derive is None:
             return {"window": window, "windowed_layers": None}
-        return {"window": window} | windowed(settings, settings["num_hidden_layers"], derive)
+        return {"window": window} | windowed_layers(settings, derive)
 
     def write(config: ModelConfig) -> Json:
         made: Json = {"sliding_window": config.window}
@@ -234,11 +236,11 @@ def window_part(
     return Part(names if switch is None else (*names, switch), read, write)
 
 
-def windowed(settings: Json, n_layers: int, derive: Callable[[Json, int], list[bool]]) -> Json:
+def windowed_layers(settings: Json, derive: Callable[[Json, int], list[bool]]) -> Json:
     """Which layers have the window; none at all is no window."""
     kinds = settings.get("layer_types")
     if kinds is None:
-        chosen = derive(settings, n_layers)
+        chosen = derive(settings, settings["num_hidden_layers"])
     else:
         known = ("sliding_attention", "full_attention")
         if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
