@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from functools import cached_property
 from itertools import chain
 from operator import index
@@ -133,8 +132,8 @@ class Tokenizer:
 
     def with_usage(self, usage: Usage) -> "Tokenizer":
         """The same tokenizer with something else beside it."""
-        other = copy(self)
-        other._usage = usage
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), _usage=usage)
         return other
 
     @cached_property
