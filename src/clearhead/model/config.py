@@ -68,7 +68,9 @@ class ExpertsConfig:
     shared_gate: bool = False  # that expert's output times sigmoid(linear(x))
     router_bias: bool = False
     bias: bool = False  # biases in the experts
-    limit: float | None = None  # gate and up are clamped, and the gate is x sigmoid(1.702 x), up + 1
+    limit: float | None = None  # gate and up are clamped to it, and joined as in experts.join_limited
+    limit_slope: float = 1.702  # with a limit: the gate is x sigmoid(slope x)
+    jitter: float = 0.0  # training: inputs are multiplied by random numbers within 1 +- this
     balance_loss: float = 0.0  # coefficient of the load-balancing loss
     z_loss: float = 0.0  # coefficient of the squared log of the router's partition sum
 
@@ -81,6 +83,14 @@ class ExpertsConfig:
                 f"n_experts={self.n_experts} must be divisible by n_groups={self.n_groups}, "
                 f"and top_groups={self.top_groups} between 1 and n_groups"
             )
+        size = self.n_experts // self.n_groups
+        if self.top_groups < self.n_groups and (size < 2 or self.top_groups * size < self.top_k):
+            raise ValueError(
+                f"top_groups={self.top_groups} of n_groups={self.n_groups} groups of {size} experts are too "
+                f"few: a group needs 2 experts and the kept groups top_k={self.top_k}"
+            )
+        if self.shared_gate and not self.shared_d_ff:
+            raise ValueError("shared_gate=True needs a shared expert: give shared_d_ff")
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,15 @@ class LatentConfig:
 
     def __post_init__(self) -> None:
         check_field_types(self)
+        for name in ("kv_rank", "d_plain", "d_rotary", "d_value"):
+            _check_positive(name, getattr(self, name))
+        if self.q_rank is not None:
+            _check_positive("q_rank", self.q_rank)
+
+    @property
+    def d_key(self) -> int:
+        """Width of a query or key head."""
+        return self.d_plain + self.d_rotary
 
 
 @dataclass(frozen=True)
@@ -180,17 +199,20 @@ class ModelConfig:
         check_field_types(self)
         for name in ("vocab_size", "max_len", "d_model", "n_layers", "n_heads"):
             _check_positive(name, getattr(self, name))
-        check_heads(self.d_model, self.n_heads, self.n_kv_heads, self.d_head)
+        d_head = self.d_head if self.latent is None else self.latent.d_key
+        check_heads(self.d_model, self.n_heads, self.n_kv_heads, d_head)
         for name, value in self._derived().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)  # the dataclass is frozen; this is still construction
         _check_positive("d_ff", self.ff_width)
         if self.window is not None:
             _check_positive("window", self.window)
+        if self.latent is not None and self.d_head != d_head:
+            raise ValueError(f"d_head={self.d_head} is not the latent's d_plain + d_rotary = {d_head}")
         if self.positions == "rotary" and self.turned_width % 2:
             raise ValueError(
-                f"positions='rotary' turns pairs of features, of which a head has {self.turned_width}; use an "
-                f"even d_head or rotary_dim (d_model={self.d_model}, n_heads={self.n_heads})"
+                f"positions='rotary' turns pairs of features, of which a head has {self.turned_width}; use "
+                f"an even d_head or rotary_dim (d_model={self.d_model}, n_heads={self.n_heads})"
             )
         if self.positions == "rotary" and self.turned_width > self.head_width and self.latent is None:
             raise ValueError(f"rotary_dim={self.rotary_dim} exceeds d_head={self.d_head}")
@@ -216,9 +238,14 @@ class ModelConfig:
     def _check_encoder(self) -> None:
         """Raise ValueError for what only an encoder-decoder has, or does not have."""
         if self.shape == "encoder-decoder":
-            if self.latent or self.experts or self.window or self.rotary_layers:
+            if self.latent or self.window or self.rotary_layers:
                 raise ValueError(
-                    "an encoder-decoder has no window, no experts, no latent attention and no rotary_layers here"
+                    "an encoder-decoder has no window, no rotary_layers and no latent attention here"
+                )
+            if self.expert_layers and self.n_encoder_layers not in (None, self.n_layers):
+                raise ValueError(
+                    f"expert_layers is for both stacks: n_encoder_layers={self.n_encoder_layers} must be "
+                    f"n_layers={self.n_layers}, or leave expert_layers out"
                 )
             check_heads(self.d_model, self.n_encoder_heads or self.n_heads, None, self.d_head)
             return
@@ -228,11 +255,15 @@ class ModelConfig:
 
     def _derived(self) -> dict[str, int]:
         """The sizes that follow from others when they are not given."""
-        return {
+        sizes = {
             "n_kv_heads": self.n_heads,
-            "d_head": self.d_model // self.n_heads,
+            "d_head": self.d_model // self.n_heads if self.latent is None else self.latent.d_key,
             "d_ff": default_d_ff(self.d_model, gated=self.gated),
         }
+        if self.shape == "encoder-decoder":
+            sizes["n_encoder_layers"], sizes["n_encoder_heads"] = self.n_layers, self.n_heads
+            sizes["encoder_d_ff"] = sizes["d_ff"] if self.d_ff is None else self.d_ff
+        return sizes
 
     @property
     def kv_heads(self) -> int:
@@ -278,9 +309,9 @@ class ModelConfig:
         """Whether this layer turns its queries and keys by their positions."""
         return self.positions == "rotary" and (self.rotary_layers is None or self.rotary_layers[layer])
 
-    def has_experts(self, layer: int) -> bool:
-        """Whether this layer has a mixture of experts."""
-        return self.experts is not None and (self.expert_layers is None or self.expert_layers[layer])
+    def experts_at(self, layer: int) -> ExpertsConfig | None:
+        """The mixture of experts of this layer, or None."""
+        return self.experts if self.expert_layers is None or self.expert_layers[layer] else None
 
     @property
     def ff_width(self) -> int:

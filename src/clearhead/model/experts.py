@@ -5,20 +5,93 @@
     y       = sum over the chosen of weight * expert(x)  (+ the shared expert of x)
 
 Nothing is dropped: every token gets all its experts, whatever its neighbours chose. The (token, expert) pairs
-are sorted by expert, and the runs of all experts are multiplied by their matrices in one grouped kernel call;
-there is no loop over tokens or experts.
+are sorted by expert, and the runs of all experts are multiplied by their matrices in one grouped product;
+there is no loop over tokens.
+
+What the routers decided is seen by a `Routing`, which travels through a pass like a cache:
+
+    routing = Routing()
+    logits = model(tokens, routing=routing)
+    loss = cross_entropy(logits, targets) + routing.loss(config.experts)
+
 Sources: Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961; DeepSeek-AI 2024,
 arXiv:2412.19437 (sigmoid scores, groups, correction bias).
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from clearhead.model.config import Activation, ExpertsConfig
+from clearhead.model.grouped import grouped_product
 from clearhead.model.layers import FeedForward, Linear, find_activation, widen
 from clearhead.model.tap import tap
+
+
+class Routed(NamedTuple):
+    """What one router made of the tokens of a pass."""
+
+    logits: Tensor  # (B, T, E)
+    scores: Tensor  # (B, T, E), softmax or sigmoid of them
+    chosen: Tensor  # (B, T, k), numbers of experts
+
+
+class Routing:
+    """What the routers of a pass decided, layer by layer; give `model(tokens, routing=...)` an empty one.
+
+    Of an encoder-decoder that is the decoder's pass; the encoder's has its own, `model.encode(..., routing=...)`.
+
+    In every method `real` (B, T) is False for padding, which then does not count; None: all count.
+    """
+
+    def __init__(self) -> None:
+        self.layers: list[Routed] = []
+
+    def balance_loss(self, real: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, ""]:
+        """E x sum over experts of (choices per token) x (mean share of the score): k if all are used alike.
+
+        Pooled over layers, as `transformers` does (Fedus et al. 2021, equations 4 to 6, for k = 1).
+        """
+        weight = self._weight(real)
+        rows = len(self.layers) * weight.sum()
+        chosen = self.load(real).sum(0) / rows
+        shares = [routed.scores / routed.scores.sum(-1, keepdim=True) for routed in self.layers]
+        share = (torch.stack(shares) * weight[..., None]).sum((0, 1, 2)) / rows
+        return len(chosen) * (chosen * share).sum()
+
+    def z_loss(self, real: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, ""]:
+        """Mean of logsumexp(logits)^2, which keeps the routers' logits small (Zoph et al. 2022,
+        arXiv:2202.08906).
+        """
+        weight = self._weight(real)
+        squares = [widen(routed.logits).logsumexp(-1).square() for routed in self.layers]
+        return (torch.stack(squares) * weight).sum() / (len(squares) * weight.sum())
+
+    def loss(self, config: ExpertsConfig, real: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, ""]:
+        """Both losses times their coefficients in the config: what is added to the loss of a batch."""
+        balance = config.balance_loss * self.balance_loss(real) if config.balance_loss else 0.0
+        return balance + (config.z_loss * self.z_loss(real) if config.z_loss else torch.zeros(()))
+
+    def load(self, real: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "layers E"]:
+        """How many tokens chose each expert in each layer that has experts."""
+        weight = self._weight(real)
+        counts = []
+        for routed in self.layers:
+            none = torch.zeros(routed.scores.shape[-1], device=weight.device)
+            each = weight[..., None].expand(routed.chosen.shape)
+            counts.append(none.scatter_add(0, routed.chosen.flatten(), each.flatten()))
+        return torch.stack(counts)
+
+    def _weight(self, real: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B T"]:
+        """1 for the tokens that count, 0 for padding."""
+        if not self.layers:
+            raise ValueError("no router was asked: give this Routing to a pass of a model that has experts")
+        if real is not None:
+            return real.float()
+        return torch.ones(self.layers[0].chosen.shape[:2], device=self.layers[0].chosen.device)
 
 
 class Router(nn.Module):
@@ -41,18 +114,21 @@ class Router(nn.Module):
         if config.correction_bias:
             self.register_buffer("correction", torch.zeros(config.n_experts))
         self.score = softmax_scores if config.router == "softmax" else torch.sigmoid
+        self.prefer = prefer_corrected if config.correction_bias else prefer_scores
+        self.restrict = keep_best_groups if config.top_groups < config.n_groups else keep_all_groups
 
-    def forward(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
-        """The router's logits."""
-        return F.linear(x, self.weight, self.bias)
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
+        """The router's logits, in float32 or wider also under autocast."""
+        with torch.autocast(x.device.type, enabled=False):
+            bias = None if self.bias is None else widen(self.bias)
+            return F.linear(widen(x), widen(self.weight), bias)
 
-    def choose(self, logits: Float[Tensor, "N E"]) -> tuple[Float[Tensor, "N k"], Int[Tensor, "N k"]]:
+    def choose(
+        self, scores: Float[Tensor, "*batch E"]
+    ) -> tuple[Float[Tensor, "*batch k"], Int[Tensor, "*batch k"]]:
         """Weights and numbers of the experts that each token is sent to."""
         config = self.config
-        scores = self.score(widen(logits))
-        preference = scores + self.correction if config.correction_bias else scores
-        if config.n_groups > 1:
-            preference = keep_best_groups(preference, config.n_groups, config.top_groups)
+        preference = self.restrict(self.prefer(self, scores), config.n_groups, config.top_groups)
         chosen = preference.topk(config.top_k, dim=-1).indices
         weights = scores.gather(-1, chosen)
         if config.renormalise:
@@ -60,15 +136,32 @@ class Router(nn.Module):
         return weights * config.weight_scale, chosen
 
 
-def softmax_scores(logits: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
+def softmax_scores(logits: Float[Tensor, "*batch E"]) -> Float[Tensor, "*batch E"]:
     """Probabilities over the experts."""
     return torch.softmax(logits, dim=-1)
 
 
+def prefer_scores(router: Router, scores: Float[Tensor, "*batch E"]) -> Float[Tensor, "*batch E"]:
+    """The scores themselves."""
+    return scores
+
+
+def prefer_corrected(router: Router, scores: Float[Tensor, "*batch E"]) -> Float[Tensor, "*batch E"]:
+    """The scores plus each expert's correction."""
+    return scores + router.correction
+
+
+def keep_all_groups(
+    preference: Float[Tensor, "*batch E"], n_groups: int, top_groups: int
+) -> Float[Tensor, "*batch E"]:
+    """All experts may be chosen."""
+    return preference
+
+
 def keep_best_groups(
-    preference: Float[Tensor, "N E"], n_groups: int, top_groups: int
-) -> Float[Tensor, "N E"]:
-    """-inf outside the `top_groups` groups of experts whose two best members sum highest."""
+    preference: Float[Tensor, "*batch E"], n_groups: int, top_groups: int
+) -> Float[Tensor, "*batch E"]:
+    """-inf outside the `top_groups` groups of neighbouring experts whose two best members sum highest."""
     groups = preference.unflatten(-1, (n_groups, -1))
     best = groups.topk(2, dim=-1).values.sum(-1).topk(top_groups, dim=-1).indices
     kept = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
@@ -76,7 +169,10 @@ def keep_best_groups(
 
 
 class Experts(nn.Module):
-    """E gated feed-forward layers behind a router; called as a FeedForward is."""
+    """E gated feed-forward layers behind a router, in the place of one feed-forward layer.
+
+    y = sum over the chosen e of weight_e down_e(act(gate_e(x)) * up_e(x)), matrices stored (E, out, in).
+    """
 
     gate: Tensor
     up: Tensor
@@ -102,44 +198,38 @@ class Experts(nn.Module):
             self.shared_gate = Linear(d_model, 1)
         self.activation = find_activation(activation)
         self.join = join_gated if config.limit is None else join_limited
-        self.add_shared = {
-            (False, False): add_none,
-            (True, False): add_shared,
-            (True, True): add_gated_shared,
-        }[bool(config.shared_d_ff), config.shared_gate]
+        self.shake = shake if config.jitter else leave
+        self.add_shared = SHARED[bool(config.shared_d_ff), config.shared_gate]
 
-    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        tokens = x.reshape(-1, x.shape[-1])
-        weights, chosen = self.router.choose(self.router(tokens))
-        tap("weights", weights)
-        tap("chosen", chosen)
-        y = self.mix(tokens, weights.to(x.dtype), chosen)
-        return self.add_shared(self, tokens, y).reshape(x.shape)
+    def forward(self, x: Float[Tensor, "B T D"], routing: Routing | None = None) -> Float[Tensor, "B T D"]:
+        x = self.shake(self, x)
+        logits = self.router(x)
+        scores = tap("scores", self.router.score(logits))
+        weights, chosen = self.router.choose(scores)
+        weights, chosen = tap("weights", weights), tap("chosen", chosen)
+        if routing is not None:
+            routing.layers.append(Routed(logits, scores, chosen))
+        y = self.mix(x.flatten(0, 1), weights.flatten(0, 1), chosen.flatten(0, 1))
+        return self.add_shared(self, x, y.to(x.dtype).view(x.shape))
 
     def mix(
         self, tokens: Float[Tensor, "N D"], weights: Float[Tensor, "N k"], chosen: Int[Tensor, "N k"]
     ) -> Float[Tensor, "N D"]:
-        """Each token through its experts: pairs sorted by expert, one grouped product per matrix."""
+        """Each token through its experts: pairs sorted by expert, a grouped product per matrix, and back."""
+        top_k = chosen.shape[1]
         expert, order = chosen.flatten().sort(stable=True)
-        token = order // chosen.shape[1]
-        ends = torch.bincount(expert, minlength=self.config.n_experts).cumsum(0).to(torch.int32)
-        rows = tokens[token]
-        gate = grouped(rows, self.gate, self.gate_bias, expert, ends)
-        up = grouped(rows, self.up, self.up_bias, expert, ends)
-        down = grouped(self.join(self, gate, up), self.down, self.down_bias, expert, ends)
-        return torch.zeros_like(tokens).index_add(0, token, down * weights.flatten()[order, None])
+        ends = torch.searchsorted(expert, torch.arange(1, len(self.gate) + 1, device=expert.device))
+        # Repeated first, then permuted: so that no two gradients are added to the same place in parallel.
+        rows = tokens.repeat_interleave(top_k, 0).index_select(0, order)
 
+        def each(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            y = grouped_product(rows, weight, ends.int())
+            return y if bias is None else y + bias.to(y.dtype).index_select(0, expert)
 
-def grouped(
-    rows: Float[Tensor, "M d_in"],
-    weight: Float[Tensor, "E d_out d_in"],
-    bias: Float[Tensor, "E d_out"] | None,
-    expert: Int[Tensor, " M"],
-    ends: Int[Tensor, " E"],
-) -> Float[Tensor, "M d_out"]:
-    """Each row times the matrix of its expert; rows are sorted by expert, whose runs stop at `ends`."""
-    y = F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
-    return y if bias is None else y + bias[expert]
+        gate, up = each(rows, self.gate, self.gate_bias), each(rows, self.up, self.up_bias)
+        down = each(self.join(self, gate, up), self.down, self.down_bias)
+        back = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+        return (down.index_select(0, back).unflatten(0, (-1, top_k)) * weights[..., None]).sum(1)
 
 
 def join_gated(
@@ -152,51 +242,59 @@ def join_gated(
 def join_limited(
     experts: Experts, gate: Float[Tensor, "M F"], up: Float[Tensor, "M F"]
 ) -> Float[Tensor, "M F"]:
-    """gate sigmoid(1.702 gate) (up + 1), with gate at most and up within +- the limit (gpt-oss)."""
-    limit = experts.config.limit
-    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit) if limit is not None else up
-    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    """gate sigmoid(slope gate) (up + 1), with gate at most the limit and up within +- the limit."""
+    limit, slope = experts.config.limit, experts.config.limit_slope
+    assert limit is not None
+    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return gate * torch.sigmoid(slope * gate) * (up + 1)
 
 
-def add_none(experts: Experts, tokens: Float[Tensor, "N D"], y: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+def shake(experts: Experts, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    """x times random numbers near 1, in training: choices that are near ties fall both ways."""
+    if not experts.training:
+        return x
+    jitter = experts.config.jitter
+    return x * torch.empty_like(x).uniform_(1 - jitter, 1 + jitter)
+
+
+def leave(experts: Experts, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    """x as it is."""
+    return x
+
+
+def add_none(
+    experts: Experts, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]
+) -> Float[Tensor, "B T D"]:
     """y: there is no shared expert."""
     return y
 
 
 def add_shared(
-    experts: Experts, tokens: Float[Tensor, "N D"], y: Float[Tensor, "N D"]
-) -> Float[Tensor, "N D"]:
+    experts: Experts, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]
+) -> Float[Tensor, "B T D"]:
     """y plus what the shared expert makes of every token."""
-    return y + experts.shared(tokens)
+    return y + experts.shared(x)
 
 
 def add_gated_shared(
-    experts: Experts, tokens: Float[Tensor, "N D"], y: Float[Tensor, "N D"]
-) -> Float[Tensor, "N D"]:
+    experts: Experts, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]
+) -> Float[Tensor, "B T D"]:
     """y plus that, times a gate of its own."""
-    return y + torch.sigmoid(experts.shared_gate(tokens)) * experts.shared(tokens)
+    return y + torch.sigmoid(experts.shared_gate(x)) * experts.shared(x)
 
 
-def balance_loss(
-    logits: list[Float[Tensor, "N E"]], top_k: int, real: Float[Tensor, " N"] | None = None
-) -> Float[Tensor, ""]:
-    """E x sum over experts of (share of the k choices) x (mean probability), pooled over layers: k when
-    balanced.
+SHARED = {(False, False): add_none, (True, False): add_shared, (True, True): add_gated_shared}
 
-    `real`: 1 for tokens that count, 0 for padding (Fedus et al. 2021; pooled as `transformers` does).
+
+@torch.no_grad()
+def correct_balance(model: nn.Module, routing: Routing, rate: float = 1e-3) -> None:
+    """Move each expert's correction by `rate`, up where fewer tokens than the mean chose it, else down.
+
+    It balances the load without a loss that disturbs learning (Wang et al. 2024, arXiv:2408.15664). Call it
+    after an optimizer step; `routing` holds the step's pass.
     """
-    probabilities = torch.softmax(widen(torch.cat(logits)), dim=-1)
-    chosen = probabilities.topk(top_k, dim=-1).indices
-    counted = torch.ones_like(probabilities[:, 0]) if real is None else real.repeat(len(logits))
-    total = counted.sum()
-    picked = torch.zeros_like(probabilities).scatter_(-1, chosen, 1.0)
-    load = (picked * counted[:, None]).sum(0) / total
-    mean = (probabilities * counted[:, None]).sum(0) / total
-    return probabilities.shape[-1] * (load * mean).sum()
-
-
-def z_loss(logits: Float[Tensor, "N E"]) -> Float[Tensor, ""]:
-    """Mean of logsumexp(logits)^2, which keeps the router's logits small (Zoph et al. 2022,
-    arXiv:2202.08906).
-    """
-    return widen(logits).logsumexp(-1).square().mean()
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    load = routing.load()
+    for router, counts in zip(routers, load, strict=True):
+        if router.config.correction_bias:
+            router.correction += rate * torch.sign(counts.mean() - counts)

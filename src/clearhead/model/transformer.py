@@ -2,10 +2,12 @@
 
     decoder-only       tokens -> embedding -> Stack(causal) -> head -> logits of the next token
     encoder-only       tokens -> embedding -> Stack -> head -> logits or labels of these tokens
-    encoder-decoder    source -> embedding -> Stack -> memory; tokens -> embedding -> Stack(causal, cross) -> head
+    encoder-decoder    source -> embedding -> Stack -> memory
+                       tokens -> embedding -> Stack(causal, cross) -> head -> logits of the next token
 
-    Stack = positions, blocks, a norm Block = x + attention(x), then x + cross(x, memory), then x +
-    feed_forward(x), norms where `norm_placement` says
+    Stack = positions, blocks, a norm
+    Block = x + attention(x), then x + cross(x, memory), then x + feed_forward(x), with norms where
+            `norm_placement` says
 
 The module tree holds weights only. Positions, masks and the cache of a running sequence are passed in, and
 made once per pass. A path through the tree reads as a phrase: decoder.blocks.3.attn.q.weight.
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from clearhead.model.attention import Attention, LatentAttention, causal_mask
 from clearhead.model.cache import Cache, LayerCache
 from clearhead.model.config import Activation, ModelConfig, NormKind, NormPlacement, QKNorm
-from clearhead.model.experts import Experts
+from clearhead.model.experts import Experts, Routing
 from clearhead.model.heads import make_head
 from clearhead.model.initial import initialise
 from clearhead.model.layers import Embedding, FeedForward, make_norm
@@ -116,6 +118,7 @@ class Block(nn.Module):
         self.ff_post_norm = place(after)
         self.dropout = nn.Dropout(residual_dropout)
         self.look_back = see_nothing if cross is None else see_memory
+        self.feed = feed_experts if isinstance(self.ff, Experts) else feed_forward
 
     def forward(
         self,
@@ -127,17 +130,21 @@ class Block(nn.Module):
         memory: KeysValues | None = None,
         memory_mask: Bool[Tensor, "*#memory_mask #T #S_m"] | None = None,
         cache: LayerCache | None = None,
+        routing: Routing | None = None,
     ) -> Float[Tensor, "B T D"]:
         attended = self.attn(self.attn_norm(x), rotation=rotation, mask=mask, bias=bias, cache=cache)
         x = self.attn_post_norm(x + self.dropout(self.attn_out_norm(attended)))
         x = self.look_back(self, tap("middle", x), memory, memory_mask)
-        return self.ff_post_norm(x + self.dropout(self.ff_out_norm(self.ff(self.ff_norm(x)))))
+        fed = self.feed(self, self.ff_norm(x), routing)
+        return self.ff_post_norm(x + self.dropout(self.ff_out_norm(fed)))
 
 
 def see_memory(
-    block: Block, x: Float[Tensor, "B T D"], memory: KeysValues, mask: Bool[Tensor, "..."] | None
+    block: Block, x: Float[Tensor, "B T D"], memory: KeysValues | None, mask: Bool[Tensor, "..."] | None
 ) -> Float[Tensor, "B T D"]:
     """The sub-layer between the two others: attention to the keys and values of the encoder's output."""
+    if memory is None:
+        raise ValueError("this block attends to a memory; give the keys and values that `remember` made")
     seen = block.cross(block.cross_norm(x), remembered=memory, mask=mask)
     return tap("crossed", block.cross_post_norm(x + block.dropout(block.cross_out_norm(seen))))
 
@@ -147,6 +154,16 @@ def see_nothing(
 ) -> Float[Tensor, "B T D"]:
     """x: there is no memory."""
     return x
+
+
+def feed_forward(block: Block, x: Float[Tensor, "B T D"], routing: Routing | None) -> Float[Tensor, "B T D"]:
+    """The feed-forward layer of x."""
+    return block.ff(x)
+
+
+def feed_experts(block: Block, x: Float[Tensor, "B T D"], routing: Routing | None) -> Float[Tensor, "B T D"]:
+    """The experts of x; `routing` sees who chose whom."""
+    return block.ff(x, routing)
 
 
 class Memory(NamedTuple):
@@ -200,6 +217,7 @@ class Stack(nn.Module):
         types: Int[Tensor, "B T"] | None = None,
         memory: Memory | None = None,
         cache: Cache | None = None,
+        routing: Routing | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Hidden states from token embeddings. The arguments are those of `Transformer`."""
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
@@ -225,6 +243,7 @@ class Stack(nn.Module):
                 memory=None if memory is None else memory.layers[layer],
                 memory_mask=memory_mask,
                 cache=None if cache is None else cache.layers[layer],
+                routing=routing,
             )
         if cache is not None:
             cache.advance(real)
@@ -288,7 +307,11 @@ class Stack(nn.Module):
 
     def remember(self, hidden: Float[Tensor, "B S D"], mask: Bool[Tensor, "B S"] | None) -> Memory:
         """Every layer's keys and values of the encoder's output, made once and used at every step."""
-        return Memory([block.cross.remember(hidden) for block in self.blocks], mask)
+        layers = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            layers.append(block.cross.remember(hidden))
+        return Memory(layers, mask)
 
 
 class Transformer(nn.Module):
@@ -334,6 +357,7 @@ class Transformer(nn.Module):
         documents: Int[Tensor, "B T"] | None = None,
         types: Int[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
+        routing: Routing | None = None,
     ) -> Float[Tensor, "..."]:
         """Logits (not probabilities) at each position; of the token after it in a decoder.
 
@@ -341,7 +365,9 @@ class Transformer(nn.Module):
         token sees its own document only and positions restart in each. `types`: sentence A or B of each
         token. `positions`: where each token stands, worked out from the others if None. `cache`: T tokens
         continue the sequences in it, and it is advanced. `source`: what an encoder-decoder reads, or
-        `memory`, what `encode` made of it. Logits at padding are meaningless but finite.
+        `memory`, what `encode` made of it. `routing`: an empty Routing, in which the routers of a mixture of
+        experts, those that these tokens pass, note what they decide. Logits at padding are meaningless but
+        finite.
         """
         check_inputs(tokens, mask, documents, cache)
         if source is not None:
@@ -358,14 +384,20 @@ class Transformer(nn.Module):
             types=types,
             memory=memory,
             cache=cache,
+            routing=routing,
         )
         return self.head(hidden, mask)
 
-    def encode(self, source: Int[Tensor, "B S"], mask: Bool[Tensor, "B S"] | None = None) -> Memory:
+    def encode(
+        self,
+        source: Int[Tensor, "B S"],
+        mask: Bool[Tensor, "B S"] | None = None,
+        routing: Routing | None = None,
+    ) -> Memory:
         """Read the source of an encoder-decoder once, for any number of decoding steps."""
         check_inputs(source, mask, None, None)
         embed = self.embed if self.config.source_vocab_size is None else self.source_embed
-        hidden = self.encoder(embed(source) * self.config.embed_scale, mask=mask)
+        hidden = self.encoder(embed(source) * self.config.embed_scale, mask=mask, routing=routing)
         return self.decoder.remember(hidden, mask)
 
     def new_cache(self, batch_size: int, capacity: int | None = None) -> Cache:
@@ -534,7 +566,7 @@ def make_cross_attention(config: ModelConfig) -> Attention:
 
 def make_block(config: ModelConfig, layer: int, cross: bool) -> Block:
     """One block of the stack this config describes."""
-    ff = Experts(config.d_model, config.experts, config.activation) if config.has_experts(layer) else None
+    experts = config.experts_at(layer)
     return Block(
         config.d_model,
         config.n_heads,
@@ -552,7 +584,7 @@ def make_block(config: ModelConfig, layer: int, cross: bool) -> Block:
         residual_dropout=config.residual_dropout,
         ff_dropout=config.ff_dropout,
         attn=make_attention(config, layer),
-        ff=ff,
+        ff=None if experts is None else Experts(config.d_model, experts, config.activation),
         cross=make_cross_attention(config) if cross else None,
     )
 
