@@ -42,9 +42,8 @@ class Routed(NamedTuple):
 class Routing:
     """What the routers of a pass decided, layer by layer; give `model(tokens, routing=...)` an empty one.
 
-    Of an encoder-decoder that is the decoder's pass; the encoder's has its own, `model.encode(..., routing=...)`.
-
-    In every method `real` (B, T) is False for padding, which then does not count; None: all count.
+    In every method `real` (B, T) is False for padding, which then does not count; None: all count. Of an
+    encoder-decoder it sees the decoder's pass; `model.encode(..., routing=...)` takes another for the encoder.
     """
 
     def __init__(self) -> None:

@@ -179,14 +179,16 @@ def yarn_frequencies(
 def yarn_factor(scaling: RotaryScaling) -> float:
     """0.1 ln(factor) + 1, or the ratio of two such with their own weights; a given one goes before."""
 
-    def grown(weight: float) -> float:
-        return 1.0 if scaling.factor <= 1 else 0.1 * weight * math.log(scaling.factor) + 1.0
-
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all:
-        return grown(scaling.mscale) / grown(scaling.mscale_all)
-    return grown(1.0)
+        return yarn_growth(scaling.factor, scaling.mscale) / yarn_growth(scaling.factor, scaling.mscale_all)
+    return yarn_growth(scaling.factor)
+
+
+def yarn_growth(factor: float, weight: float = 1.0) -> float:
+    """0.1 weight ln(factor) + 1: how much sharper attention becomes for a context `factor` times longer."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def longrope_factor(scaling: RotaryScaling, original: int, max_len: int) -> float:

@@ -21,7 +21,7 @@ map is one-to-one and no option need be asked for. Field names with a dot reach 
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +34,17 @@ Json = dict[str, Any]
 Shapes = list[tuple[int, ...]]
 
 # Fields that change how a model is trained or how fast it runs, and nothing that it computes.
-TRAINING_ONLY = ("init", "fused_qkv", "embed_dropout", "attn_dropout", "residual_dropout", "ff_dropout")
+TRAINING_ONLY = (
+    "init",
+    "fused_qkv",
+    "embed_dropout",
+    "attn_dropout",
+    "residual_dropout",
+    "ff_dropout",
+    "experts.jitter",
+    "experts.balance_loss",
+    "experts.z_loss",
+)
 MOST_LAYERS = 10_000  # a config that asks for more is damaged
 
 
@@ -241,8 +251,12 @@ def find_class(family: Family, config: ModelConfig) -> str | None:
 
 def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
     """Names of the fields by which two models compute different things."""
-    names = [item.name for item in fields(ModelConfig) if item.name not in TRAINING_ONLY]
-    return [name for name in names if getattr(one, name) != getattr(other, name)]
+    names: list[str] = []
+    for name in (item.name for item in fields(ModelConfig)):
+        part = getattr(one, name)
+        inside = is_dataclass(part) and getattr(other, name) is not None
+        names += [f"{name}.{item.name}" for item in fields(part)] if inside else [name]
+    return [name for name in names if name not in TRAINING_ONLY and find(one, name) != find(other, name)]
 
 
 # ---------------------------------------------------------------------------------------------- tensor names
@@ -317,6 +331,10 @@ def _transpose(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     return tensor.t().contiguous() if tensor.dim() == 2 else tensor
 
 
+def _turn(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    return (tensor.transpose(1, 2) if tensor.dim() == 3 else tensor).contiguous()
+
+
 def _split(theirs: list[Tensor], shapes: Shapes) -> list[Tensor]:
     return list(theirs[0].split([shape[0] for shape in shapes]))
 
@@ -340,6 +358,11 @@ STACKED = Op(lambda theirs, shapes: [torch.stack(theirs)], lambda ours: list(our
 SWAPPED = Op(
     lambda theirs, shapes: [tensor.transpose(1, 2).contiguous() for tensor in theirs],
     lambda ours: [tensor.transpose(1, 2).contiguous() for tensor in ours],
+)
+# Two of ours in alternating columns of one, matrices of experts stored (in, out).
+DEINTERLEAVED = Op(
+    lambda theirs, shapes: [_turn(theirs[0][..., start::2]) for start in (0, 1)],
+    lambda ours: [torch.stack([_turn(tensor) for tensor in ours], dim=-1).flatten(-2)],
 )
 # A leading dimension of 1.
 FLAT = Op(
