@@ -55,9 +55,19 @@ class TensorFile:
             raise ValueError(f"{self.path}: {name} is stored as {kind}; known: {', '.join(FLOATS)}")
         return FLOATS[kind]
 
-    def tensor(self, name: str) -> Shaped[Tensor, "..."]:
-        """The tensor, mapped from the file."""
-        return self._file.get_tensor(name)
+    def tensor(self, name: str, mapped: bool = True) -> Shaped[Tensor, "..."]:
+        """The tensor, mapped from the file; or in memory of its own, which a converted copy does not leave
+        behind as it would leave mapped pages.
+        """
+        if mapped:
+            return self._file.get_tensor(name)
+        with self.path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            start, stop = json.loads(file.read(length))[name]["data_offsets"]
+            file.seek(8 + length + start)
+            data = bytearray(file.read(stop - start))
+        numbers = torch.frombuffer(data, dtype=self.dtype(name)) if data else torch.empty(0)
+        return numbers.reshape(self.shape(name))
 
 
 class PickledFile:
@@ -94,8 +104,8 @@ class PickledFile:
             raise ValueError(f"{self.path}: {name} claims {tuple(tensor.shape)}, more than the file holds")
         return tensor.dtype
 
-    def tensor(self, name: str) -> Shaped[Tensor, "..."]:
-        """The tensor."""
+    def tensor(self, name: str, mapped: bool = True) -> Shaped[Tensor, "..."]:
+        """The tensor, mapped from the file if its form allows."""
         return self._tensors[name].contiguous()
 
 
@@ -134,9 +144,9 @@ class Tensors:
         """The type of one tensor, a floating-point one."""
         return self._home[name].dtype(name)
 
-    def tensor(self, name: str) -> Shaped[Tensor, "..."]:
-        """One tensor."""
-        return self._home[name].tensor(name)
+    def tensor(self, name: str, mapped: bool = True) -> Shaped[Tensor, "..."]:
+        """One tensor, mapped from its file; or in memory of its own, to be converted and dropped."""
+        return self._home[name].tensor(name, mapped)
 
 
 def open_tensors(folder: Path) -> Tensors:

@@ -23,6 +23,8 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.published import families, families_encoders, families_experts
 from clearhead.published.mapping import (
+    SAME,
+    SPLIT,
     Family,
     Json,
     Pair,
@@ -107,9 +109,9 @@ def save(
     written = write_config(family, model.config, class_name, settings)
     written.pop("torch_dtype", None)
     written["dtype"] = str(model.embed.weight.dtype).removeprefix("torch.")
-    tensors = {}
-    for pair in pair_names(family, class_name, own_tensors(model)):
-        ours = [own_tensors(model)[name].detach().cpu() for name in pair.ours]
+    weights, tensors = own_tensors(model), {}
+    for pair in pair_names(family, class_name, weights):
+        ours = [weights[name].detach().cpu() for name in pair.ours]
         for name, tensor in zip(pair.theirs, pair.op.write(ours), strict=True):
             tensors[name] = tensor.contiguous()
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,25 +220,22 @@ def read_model(
     device: torch.device,
 ) -> Transformer:
     """The model of this config with the stored tensors in their places."""
-    model = empty_model(config)
-    ours = own_tensors(model)
-    tied = config.tied and config.head in ("lm", "masked")
-    pairs = pair_names(family, class_name, ours | ({HEAD: model.embed.weight} if tied else {}))
-    places = find_places(family, class_name, pairs, stored)
-    if tied:
-        tied, pairs = check_tied(pairs, places, stored)
-        if not tied:
+    model, copies = empty_model(config), []
+    if config.tied and config.head in ("lm", "masked"):
+        copies = find_equal_heads(family, class_name, model, stored)
+        if copies is None:
             config = replace(config, tied=False)
-            model = empty_model(config)
-            ours = own_tensors(model)
-    check_names(family, pairs, places, stored)
+            model, copies = empty_model(config), []
+    tied = config.tied and config.head in ("lm", "masked")
+    ours = own_tensors(model)
+    pairs = pair_names(family, class_name, ours)
+    places = find_places(family, class_name, pairs, stored)
+    check_names(family, pairs, places, stored, copies)
     weights: dict[str, Tensor] = {}
     for pair in pairs:
         shapes = [tuple(ours[name].shape) for name in pair.ours]
         check_shapes(pair, [ours[name] for name in pair.ours], places, stored)
-        theirs = [stored.tensor(places[name]) for name in pair.theirs]
-        if dtype is not None:
-            theirs = [tensor.to(dtype) for tensor in theirs]
+        theirs = [read_tensor(stored, places[name], dtype, pair.op in (SAME, SPLIT)) for name in pair.theirs]
         weights |= zip(pair.ours, (t.to(device) for t in pair.op.read(theirs, shapes)), strict=True)
     if tied:
         weights[HEAD] = weights["embed.weight"]
@@ -244,6 +243,13 @@ def read_model(
     if tied:
         model.head.weight = model.embed.weight
     return model
+
+
+def read_tensor(stored: Tensors, name: str, dtype: torch.dtype | None, kept: bool) -> Shaped[Tensor, "..."]:
+    """A tensor in this type (None: its own), mapped from the file if it is `kept` as it is."""
+    kept = kept and dtype in (None, stored.dtype(name))
+    tensor = stored.tensor(name, mapped=kept)
+    return tensor if dtype is None else tensor.to(dtype)
 
 
 def find_places(family: Family, class_name: str, pairs: list[Pair], stored: Tensors) -> dict[str, str]:
@@ -272,26 +278,36 @@ def newest_name(family: Family, name: str) -> str:
     return name
 
 
-def check_tied(pairs: list[Pair], places: dict[str, str], stored: Tensors) -> tuple[bool, list[Pair]]:
-    """Whether the head is the embedding (one copy, or two equal ones), and the pairs without the head's."""
-    head = next((pair for pair in pairs if pair.ours == [HEAD]), None)
-    embed = next(pair for pair in pairs if "embed.weight" in pair.ours)
-    if head is None or head.theirs[0] not in places or embed.theirs[0] not in places:
-        return True, [pair for pair in pairs if pair is not head]
-    one, other = (stored.tensor(places[pair.theirs[0]]) for pair in (head, embed))
+def find_equal_heads(
+    family: Family, class_name: str, model: Transformer, stored: Tensors
+) -> list[str] | None:
+    """What a file has beside the embedding for a tied head: nothing, an equal copy, or None for one that
+    differs.
+    """
+    pairs = pair_names(family, class_name, own_tensors(model) | {HEAD: model.embed.weight})
+    places = find_places(family, class_name, pairs, stored)
+    head = next((pair.theirs[0] for pair in pairs if HEAD in pair.ours), "")
+    embed = next(pair.theirs[0] for pair in pairs if "embed.weight" in pair.ours)
+    if head not in places or embed not in places:
+        return []
+    one, other = (stored.tensor(places[name]) for name in (head, embed))
     if one.shape == other.shape and torch.equal(one, other):
-        return True, [pair for pair in pairs if pair is not head]
+        return [places[head]]
     warnings.warn(
-        f"{head.theirs[0]} and {embed.theirs[0]} differ although the config ties them; they stay two",
+        f"{head} and {embed} differ although the config ties them; they stay two",
         stacklevel=5,
     )
-    return False, pairs
+    return None
 
 
-def check_names(family: Family, pairs: list[Pair], places: dict[str, str], stored: Tensors) -> None:
-    """Raise ValueError, with both lists, unless the file has the tensors of the model and no others."""
+def check_names(
+    family: Family, pairs: list[Pair], places: dict[str, str], stored: Tensors, copies: list[str]
+) -> None:
+    """Raise ValueError, with both lists, unless the file has the tensors of the model and no others, but
+    copies.
+    """
     missing = [name for pair in pairs for name in pair.theirs if name not in places]
-    used = set(places.values())
+    used = {*places.values(), *copies}
     ignored = [re.compile(pattern) for pattern in family.ignored]
     left = [name for name in stored if name not in used]
     left = [name for name in left if not any(pattern.fullmatch(name) for pattern in ignored)]
