@@ -14,10 +14,10 @@ SOURCE = Path(__file__).parents[1] / "src" / "clearhead"
 CHAPTERS = ["text", "model", "published", "generation", "training", "inspector", "server"]
 FILES = {
     "text": """workers pretokenize documents counting bpe normalise incremental merging definition encoder
-        tokenizer_json formats usage tokenizer pieces older_files foreign chat corpus compressors shards prepare
-        batches""",
+        tokenizer_json formats usage tokenizer pieces sentencepiece
+        older_files foreign chat corpus compressors shards prepare batches""",
     "model": "config tap layers initial position cache attention grouped experts heads transformer summary",
-    "published": "course mapping quirks families families_experts families_encoders storage weights",
+    "published": "course mapping quirks families families_experts families_encoders storage weights gguf_file gguf",
     "generation": "sample reply window decode",
     "training": "objectives optim recipe durable checkpoint run_folder data evaluate report loop demo",
     "inspector": "record",

@@ -13,7 +13,6 @@ import re
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Shaped
@@ -37,7 +36,8 @@ from clearhead.published.mapping import (
     write_config,
 )
 from clearhead.published.storage import Tensors, open_tensors, read_json, write_json, write_tensors
-from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.foreign import AnyTokenizer, open_tokenizer
+from clearhead.text.usage import SETTINGS, Usage
 
 # In the order in which a model of our own is matched.
 FAMILIES = families.FAMILIES | families_experts.FAMILIES | families_encoders.FAMILIES
@@ -57,7 +57,7 @@ class Origin:
 
 def load(
     path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
-) -> tuple[Transformer, Any]:
+) -> tuple[Transformer, AnyTokenizer | None]:
     """The model and the tokenizer in a folder in Hugging Face form; the tokenizer is None if there is none.
 
     `dtype`: the type of the weights; None: as in the file. The model is in eval mode. Weights that keep their
@@ -91,7 +91,11 @@ def load(
 
 
 def save(
-    model: Transformer, tokenizer: Any, folder: str | Path, *, max_shard_bytes: int = SHARD_BYTES
+    model: Transformer,
+    tokenizer: AnyTokenizer | None,
+    folder: str | Path,
+    *,
+    max_shard_bytes: int = SHARD_BYTES,
 ) -> Path:
     """Write a model, and its tokenizer unless that is None, as a folder in Hugging Face form.
 
@@ -120,7 +124,7 @@ def save(
     if generation is not None:
         write_json(generation, folder / "generation_config.json")
     if tokenizer is not None:
-        tokenizer.save(folder)
+        write_tokenizer(tokenizer, folder)
     return folder
 
 
@@ -330,15 +334,24 @@ def check_shapes(pair: Pair, ours: list[Tensor], places: dict[str, str], stored:
 # ------------------------------------------------------------------------------------------------- tokenizers
 
 
-def read_tokenizer(folder: Path) -> Any:
+def read_tokenizer(folder: Path) -> AnyTokenizer | None:
     """The tokenizer in a folder, or None if it has no file of one."""
     try:
-        return Tokenizer.load(folder)
+        return open_tokenizer(folder)
     except FileNotFoundError:
         return None
 
 
-def special_tokens(tokenizer: Any) -> Json:
+def write_tokenizer(tokenizer: AnyTokenizer, folder: Path) -> None:
+    """Write a tokenizer and what goes beside it; for one of our own, how Hugging Face is to read it."""
+    if not tokenizer.usage.files:
+        end = {"eos_token": "<|endoftext|>"} if "<|endoftext|>" in tokenizer.special_tokens else {}
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **end}
+        tokenizer = tokenizer.with_usage(Usage({SETTINGS: settings}, tokenizer.usage.chat_template))
+    tokenizer.save(folder)
+
+
+def special_tokens(tokenizer: AnyTokenizer | None) -> Json:
     """The ids that config.json names, as far as a tokenizer of our own has them."""
     specials = {} if tokenizer is None else tokenizer.special_tokens
     end = specials.get("<|endoftext|>")

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from clearhead.text import sentencepiece
+from clearhead.text.sentencepiece import PieceTable, added_token, template
 from clearhead.text.usage import SETTINGS, Usage
 
 Json = dict[str, Any]
@@ -23,39 +25,24 @@ def definition(path: Path, usage: Usage) -> str:
     file = _find(path)
     if file is None:
         raise FileNotFoundError(f"no tokenizer in {path}")
-    return json.dumps(_word_piece(file, usage), ensure_ascii=False)
+    if file.name == "vocab.txt":
+        found = _word_piece(file, usage)
+    elif file.suffix == ".spm":
+        found = _marian(file)
+    else:
+        found = _sentence_piece(file, usage)
+    return json.dumps(found, ensure_ascii=False)
 
 
 def _find(path: Path) -> Path | None:
-    file = path / "vocab.txt" if path.is_dir() else path
-    return file if file.name == "vocab.txt" and file.is_file() else None
-
-
-def added_token(text: str, number: int) -> Json:
-    """An entry of `added_tokens`: matched as it is, before anything else."""
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": number, "content": text, **flags, "special": True}
-
-
-def template(begin: list[str], end: list[str], ids: dict[str, int], pair: Json | None = None) -> Json:
-    """A post-processor that puts special tokens around a sentence."""
-
-    def special(text: str, type_id: int) -> Json:
-        return {"SpecialToken": {"id": text, "type_id": type_id}}
-
-    def sentence(name: str, type_id: int, first: bool) -> list[Json]:
-        before = [special(text, type_id) for text in begin] if first else []
-        middle = {"Sequence": {"id": name, "type_id": type_id}}
-        return [*before, middle, *(special(text, type_id) for text in end)]
-
-    return {
-        "type": "TemplateProcessing",
-        "single": sentence("A", 0, True),
-        "pair": sentence("A", 0, True) + sentence("B", 1, False),
-        "special_tokens": {
-            text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in dict.fromkeys([*begin, *end])
-        },
-    }
+    if not path.is_dir():
+        known = path.name == "vocab.txt" or path.suffix in (".model", ".spm")
+        return path if known and path.is_file() else None
+    for name in ("vocab.txt", "source.spm", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"):
+        if (path / name).is_file():
+            return path / name
+    models = sorted(path.glob("*.model"))
+    return models[0] if len(models) == 1 else None
 
 
 def _word_piece(file: Path, usage: Usage) -> Json:
@@ -96,3 +83,41 @@ def _word_piece(file: Path, usage: Usage) -> Json:
             "vocab": ids,
         },
     }
+
+
+def _sentence_piece(file: Path, usage: Usage) -> Json:
+    """A SentencePiece model; the tokens around a text are what tokenizer_config.json asks for."""
+    table = sentencepiece.read_model(file.read_bytes())
+    found = usage.files.get(SETTINGS)
+    settings = found if isinstance(found, dict) else {}
+    # Unigram models of this kind are T5's, which end a text; BPE models are Llama's, which begin one
+    begins = settings.get("add_bos_token", table.model == "bpe")
+    ends = settings.get("add_eos_token", table.model == "unigram")
+    begin = [usage.role("bos") or "<s>"] if begins else []
+    end = [usage.role("eos") or "</s>"] if ends else []
+    return sentencepiece.tokenizer_json(table, begin, end)
+
+
+def _marian(source: Path) -> Json:
+    """Marian's two models: a text is cut by the source's pieces, the ids are those of vocab.json."""
+    try:
+        ids = json.loads(source.with_name("vocab.json").read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"vocab.json is not valid JSON: {error}") from None
+    if not isinstance(ids, dict) or sorted(map(str, ids.values())) != sorted(map(str, range(len(ids)))):
+        raise ValueError("vocab.json should number its pieces from 0 on, without gaps")
+    table = sentencepiece.read_model(source.read_bytes())
+    scores = dict(zip(table.pieces, table.scores, strict=True))
+    kinds = dict(zip(table.pieces, table.kinds, strict=True))
+    pieces = sorted(ids, key=ids.__getitem__)
+    never = min(table.scores) - 1000.0  # a piece of the target language only: never in the source's cut
+    special = {"<unk>": sentencepiece.UNKNOWN, "</s>": sentencepiece.CONTROL, "<pad>": sentencepiece.CONTROL}
+    joined = PieceTable(
+        pieces,
+        [scores.get(piece, never) for piece in pieces],
+        [special.get(piece, kinds.get(piece, sentencepiece.NORMAL)) for piece in pieces],
+        add_space=table.add_space,
+        one_space=table.one_space,
+        charsmap=table.charsmap,
+    )
+    return sentencepiece.tokenizer_json(joined, [], ["</s>"])
