@@ -71,10 +71,10 @@ BERT_REFUSED = {
 POOLER = Row("pooler.dense.*", "head.dense.*")
 
 BERT_MASKED = (
-    Row("cls.predictions.bias", "head.bias"),
+    Row("cls.predictions.bias", "head.bias", unless="head.weight"),
     Row("cls.predictions.transform.dense.*", "head.dense.*"),
     Row("cls.predictions.transform.LayerNorm.*", "head.norm.*"),
-    Row("cls.predictions.decoder.weight", "head.weight"),
+    Row("cls.predictions.decoder.*", "head.*", given="head.weight"),  # untied
 )
 BERT = Family(
     model_type="bert",
@@ -97,7 +97,7 @@ BERT = Family(
     ignored=(
         r"(bert\.)?embeddings\.position_ids",
         r"(bert\.)?pooler\.dense\.(weight|bias)",
-        r"cls\.predictions\.decoder\.(weight|bias)",
+        r"cls\.predictions\.(decoder\.)?(weight|bias)",
         r"cls\.seq_relationship\.(weight|bias)",
     ),
     older_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
@@ -134,10 +134,10 @@ ROBERTA = Family(
         "RobertaForMaskedLM": Class(
             MASKED | {"head_activation": "gelu"},
             (
-                Row("lm_head.bias", "head.bias"),
+                Row("lm_head.bias", "head.bias", unless="head.weight"),
                 Row("lm_head.dense.*", "head.dense.*"),
                 Row("lm_head.layer_norm.*", "head.norm.*"),
-                Row("lm_head.decoder.weight", "head.weight"),
+                Row("lm_head.decoder.*", "head.*", given="head.weight"),  # untied
             ),
             "roberta.",
         ),
@@ -152,7 +152,7 @@ ROBERTA = Family(
     ignored=(
         r"(roberta\.)?embeddings\.position_ids",
         r"(roberta\.)?pooler\.dense\.(weight|bias)",
-        r"lm_head\.decoder\.(weight|bias)",
+        r"lm_head\.(decoder\.)?(weight|bias)",
     ),
 )
 
