@@ -29,8 +29,8 @@ _HOME = {
     "Block": "model.transformer",
     "Transformer": "model.transformer",
     # 3  published models, exactly
-    "load": "published.weights",
-    "save": "published.weights",
+    "load": "published.models",
+    "save": "published.models",
     # 4  the model speaks
     "generate": "generation.decode",
     # 5  the model learns

@@ -1,18 +1,16 @@
-"""A folder in Hugging Face form <-> (Transformer, Tokenizer), exactly.
+"""The tensors of a published model <-> the Transformer of its config, exactly.
 
-    load    config.json -> family, class, our config -> a model without data -> names paired by the family's
-            rows -> every tensor in its place, mapped from the file
-    save    the same table read backwards
+    our config -> a model without data -> names paired by the family's rows -> every tensor in its place
 
 What cannot be placed is refused: a tensor that is missing or left over, a wrong shape, an unknown option. A
-model keeps where it came from (`model.origin`), so that saving it again gives the same names, bytes and
-settings; a model of our own is saved as the first family that can hold its options.
+model of our own belongs to the first family that can hold its options. `models.py` opens the folder.
 """
 
+import math
 import re
 import warnings
+from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from jaxtyping import Shaped
@@ -35,14 +33,11 @@ from clearhead.published.mapping import (
     read_config,
     write_config,
 )
-from clearhead.published.storage import Tensors, open_tensors, read_json, write_json, write_tensors
-from clearhead.text.foreign import AnyTokenizer, open_tokenizer
-from clearhead.text.usage import SETTINGS, Usage
+from clearhead.published.storage import Tensors
 
 # In the order in which a model of our own is matched.
 FAMILIES = families.FAMILIES | families_experts.FAMILIES | families_encoders.FAMILIES
 
-SHARD_BYTES = 5_000_000_000
 HEAD = "head.weight"
 
 
@@ -53,79 +48,6 @@ class Origin:
     model_type: str
     settings: Json
     generation: Json | None = None
-
-
-def load(
-    path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
-) -> tuple[Transformer, AnyTokenizer | None]:
-    """The model and the tokenizer in a folder in Hugging Face form; the tokenizer is None if there is none.
-
-    `dtype`: the type of the weights; None: as in the file. The model is in eval mode. Weights that keep their
-    type on the CPU are mapped from the file and not copied. Raises FileNotFoundError for a missing file and
-    ValueError for one that is damaged, of an unknown family, or does not fit its config.json.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}")
-    settings = read_json(folder / "config.json")
-    try:
-        family, class_name = find_family(settings)
-        config = read_config(family, settings, class_name)
-    except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
-    stored = open_tensors(folder)
-    if config.n_layers > len(stored):
-        raise ValueError(
-            f"{folder}: {config.n_layers} layers in config.json, {len(stored)} tensors in the files"
-        )
-    try:
-        kind = find_kind(family, class_name, stored)
-        config = config if kind == class_name else read_config(family, settings, kind)
-        model = read_model(config, family, kind, stored, dtype, torch.device(device))
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from None
-    generation = folder / "generation_config.json"
-    kept = read_json(generation) if generation.is_file() else None
-    model.origin = Origin(family.model_type, settings, kept)
-    return model.eval(), read_tokenizer(folder)
-
-
-def save(
-    model: Transformer,
-    tokenizer: AnyTokenizer | None,
-    folder: str | Path,
-    *,
-    max_shard_bytes: int = SHARD_BYTES,
-) -> Path:
-    """Write a model, and its tokenizer unless that is None, as a folder in Hugging Face form.
-
-    A loaded model keeps its family; another is saved as the first family that has all its options. ValueError
-    lists the options that have no Hugging Face form.
-    """
-    folder = Path(folder)
-    origin: Origin | None = model.origin
-    if origin is None:
-        family, class_name = match_family(model.config)
-        settings, generation = special_tokens(tokenizer), None
-    else:
-        family, settings, generation = FAMILIES[origin.model_type], origin.settings, origin.generation
-        class_name = fitting_class(family, model.config, settings)
-    written = write_config(family, model.config, class_name, settings)
-    written.pop("torch_dtype", None)
-    written["dtype"] = str(model.embed.weight.dtype).removeprefix("torch.")
-    weights, tensors = own_tensors(model), {}
-    for pair in pair_names(family, class_name, weights):
-        ours = [weights[name].detach().cpu() for name in pair.ours]
-        for name, tensor in zip(pair.theirs, pair.op.write(ours), strict=True):
-            tensors[name] = tensor.contiguous()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(tensors, folder, max_shard_bytes)
-    write_json(written, folder / "config.json")
-    if generation is not None:
-        write_json(generation, folder / "generation_config.json")
-    if tokenizer is not None:
-        write_tokenizer(tokenizer, folder)
-    return folder
 
 
 # --------------------------------------------------------------------------------------------------- families
@@ -206,6 +128,16 @@ def own_tensors(model: nn.Module) -> dict[str, Shaped[Tensor, "..."]]:
     return names
 
 
+def named_tensors(model: Transformer, family: Family, class_name: str) -> dict[str, Shaped[Tensor, "..."]]:
+    """Every tensor of a model, as the family's files name and shape it."""
+    ours, made = own_tensors(model), {}
+    for pair in pair_names(family, class_name, ours):
+        values = [ours[name].detach().cpu() for name in pair.ours]
+        for name, tensor in zip(pair.theirs, pair.op.write(values), strict=True):
+            made[name] = tensor.contiguous()
+    return made
+
+
 def empty_model(config: ModelConfig) -> Transformer:
     """A model without data."""
     try:
@@ -223,7 +155,11 @@ def read_model(
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> Transformer:
-    """The model of this config with the stored tensors in their places."""
+    """The model of this config with the stored tensors in their places.
+
+    `dtype`: the type of all weights; None: as stored, or what most are stored in where they differ. Buffers,
+    which some files keep wider than the weights, stay as stored.
+    """
     model, copies = empty_model(config), []
     if config.tied and config.head in ("lm", "masked"):
         copies = find_equal_heads(family, class_name, model, stored)
@@ -235,11 +171,15 @@ def read_model(
     pairs = pair_names(family, class_name, ours)
     places = find_places(family, class_name, pairs, stored)
     check_names(family, pairs, places, stored, copies)
+    for pair in pairs:
+        check_shapes(pair, [ours[name] for name in pair.ours], places, stored)
+    trained = [pair for pair in pairs if isinstance(ours[pair.ours[0]], nn.Parameter)]
+    dtype = dtype or most_common_type([places[name] for pair in trained for name in pair.theirs], stored)
     weights: dict[str, Tensor] = {}
     for pair in pairs:
         shapes = [tuple(ours[name].shape) for name in pair.ours]
-        check_shapes(pair, [ours[name] for name in pair.ours], places, stored)
-        theirs = [read_tensor(stored, places[name], dtype, pair.op in (SAME, SPLIT)) for name in pair.theirs]
+        kind, mapped = dtype if pair in trained else None, pair.op in (SAME, SPLIT)
+        theirs = [read_tensor(stored, places[name], kind, mapped) for name in pair.theirs]
         weights |= zip(pair.ours, (t.to(device) for t in pair.op.read(theirs, shapes)), strict=True)
     if tied:
         weights[HEAD] = weights["embed.weight"]
@@ -247,6 +187,14 @@ def read_model(
     if tied:
         model.head.weight = model.embed.weight
     return model
+
+
+def most_common_type(names: list[str], stored: Tensors) -> torch.dtype:
+    """The type in which most of these numbers are stored."""
+    counts: Counter[torch.dtype] = Counter()
+    for name in names:
+        counts[stored.dtype(name)] += math.prod(stored.shape(name))
+    return counts.most_common(1)[0][0]
 
 
 def read_tensor(stored: Tensors, name: str, dtype: torch.dtype | None, kept: bool) -> Shaped[Tensor, "..."]:
@@ -329,30 +277,3 @@ def check_shapes(pair: Pair, ours: list[Tensor], places: dict[str, str], stored:
         if found != fitting:
             raise ValueError(f"{places[name]} has shape {found}; config.json asks for {fitting}")
         stored.dtype(places[name])
-
-
-# ------------------------------------------------------------------------------------------------- tokenizers
-
-
-def read_tokenizer(folder: Path) -> AnyTokenizer | None:
-    """The tokenizer in a folder, or None if it has no file of one."""
-    try:
-        return open_tokenizer(folder)
-    except FileNotFoundError:
-        return None
-
-
-def write_tokenizer(tokenizer: AnyTokenizer, folder: Path) -> None:
-    """Write a tokenizer and what goes beside it; for one of our own, how Hugging Face is to read it."""
-    if not tokenizer.usage.files:
-        end = {"eos_token": "<|endoftext|>"} if "<|endoftext|>" in tokenizer.special_tokens else {}
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **end}
-        tokenizer = tokenizer.with_usage(Usage({SETTINGS: settings}, tokenizer.usage.chat_template))
-    tokenizer.save(folder)
-
-
-def special_tokens(tokenizer: AnyTokenizer | None) -> Json:
-    """The ids that config.json names, as far as a tokenizer of our own has them."""
-    specials = {} if tokenizer is None else tokenizer.special_tokens
-    end = specials.get("<|endoftext|>")
-    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
