@@ -17,9 +17,9 @@ FILES = {
         tokenizer_json formats usage tokenizer pieces sentencepiece
         older_files foreign chat corpus compressors shards prepare batches""",
     "model": "config tap layers initial position cache attention grouped experts heads transformer summary",
-    "published": """course mapping quirks families families_experts families_encoders storage weights gguf_file
-        gguf models""",
-    "generation": "sample reply window decode",
+    "published": """course mapping quirks families families_experts families_encoders storage weights layout
+        gguf_file gguf models""",
+    "generation": "sample reply special_ids window decode",
     "training": "objectives optim recipe durable checkpoint run_folder data evaluate report loop demo",
     "inspector": "record",
 }

@@ -126,8 +126,8 @@ class ModelConfig:
     (64, 4, 704)
     """
 
-    shape: Shape = "decoder"  # decoder-only, encoder-only, or both
     vocab_size: int = 4096  # V, distinct tokens
+    shape: Shape = "decoder"  # decoder-only, encoder-only, or both
     source_vocab_size: int | None = None  # of an encoder-decoder whose source has a table of its own
     max_len: int = 256  # longest sequence the model is meant for; the size of a learned position table
     d_model: int = 256  # D, width of the residual stream
