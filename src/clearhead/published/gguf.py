@@ -23,6 +23,7 @@ from torch import Tensor
 
 from clearhead.model.transformer import Transformer
 from clearhead.published.gguf_file import GGUFFile
+from clearhead.published.layout import into_halves
 from clearhead.published.mapping import Json, read_config
 from clearhead.published.storage import Tensors
 from clearhead.published.weights import Origin, find_family, read_model
@@ -245,18 +246,6 @@ class FamilyTensors(Tensors):
         if turned is None or not self._neighbours:
             return tensor
         return into_halves(tensor, self._heads[turned[1]])
-
-
-def into_halves(rows: Shaped[Tensor, "rows ..."], n_heads: int) -> Shaped[Tensor, "rows ..."]:
-    """Rows of each head from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ...
-
-    >>> into_halves(torch.arange(8), n_heads=2).tolist()
-    [0, 2, 1, 3, 4, 6, 5, 7]
-    """
-    if not n_heads or rows.shape[0] % (2 * n_heads):
-        raise ValueError(f"{rows.shape[0]} rows of q or k do not make {n_heads} heads of pairs")
-    pairs = rows.reshape(n_heads, -1, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)
 
 
 def family_name(name: str) -> str:

@@ -191,7 +191,11 @@ def read_config(family: Family, settings: Json, class_name: str) -> ModelConfig:
     ours |= {name: key.read(settings) for name, key in family.keys.items()}
     settings = family.defaults | settings
     for part in family.parts:
-        ours |= part.read(settings)
+        try:
+            ours |= part.read(settings)
+        except (TypeError, KeyError, AttributeError, ArithmeticError, IndexError) as error:
+            known = ", ".join(name for name in part.names if name in settings) or "the sizes"
+            raise ValueError(f"cannot make sense of {known}: {error!r:.120}") from None
     ours |= family.classes[class_name].fields
     if ours.get("head") in ("sequence", "token"):
         ours["n_labels"] = count_labels(settings)

@@ -14,6 +14,7 @@ import torch
 
 from clearhead.model.transformer import Transformer
 from clearhead.published.gguf import load_gguf
+from clearhead.published.layout import with_halves
 from clearhead.published.mapping import Json, read_config, write_config
 from clearhead.published.storage import ENDINGS, one_line, open_tensors, read_json, write_json, write_tensors
 from clearhead.published.weights import (
@@ -82,14 +83,17 @@ def save(
 ) -> Path:
     """Write a model, and its tokenizer unless that is None, as a folder in Hugging Face form; return it.
 
-    A loaded model keeps its family; another is saved as the first family that has all its options. ValueError
-    lists the options that have no Hugging Face form. Weights above `max_shard_bytes` go into several files.
+    A loaded model keeps its family; another is saved as the first family that has all its options, with
+    rotary positions in halves. ValueError lists the options that have no Hugging Face form. Weights above
+    `max_shard_bytes` go into several files.
     """
     folder = Path(folder)
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes={max_shard_bytes} must be at least 1")
     origin: Origin | None = model.origin
     if origin is None:
+        if model.config.rotary_layout == "interleaved" and model.config.latent is None:
+            model = with_halves(model)
         family, class_name = match_family(model.config)
         settings, generation = special_tokens(tokenizer), None
     else:
