@@ -49,6 +49,14 @@ class RotaryScaling:
     def __post_init__(self) -> None:
         freeze_lists(self)
         check_field_types(self)
+        for name in ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a positive number")
+        for name in ("short_factors", "long_factors"):
+            if not all(0 < factor < math.inf for factor in getattr(self, name)):
+                raise ValueError(f"{name} must be positive numbers")
+        if self.original_max_len < 0:
+            raise ValueError(f"original_max_len={self.original_max_len} must be at least 0")
 
 
 @dataclass(frozen=True)
@@ -216,6 +224,10 @@ class ModelConfig:
             )
         if self.positions == "rotary" and self.turned_width > self.head_width and self.latent is None:
             raise ValueError(f"rotary_dim={self.rotary_dim} exceeds d_head={self.d_head}")
+        if self.rotary_scaling is not None and self.rotary_scaling.kind == "longrope":
+            for name in ("short_factors", "long_factors"):
+                if len(getattr(self.rotary_scaling, name)) != self.turned_width // 2:
+                    raise ValueError(f"{name} must be {self.turned_width // 2} numbers, one per turned pair")
         for name in ("windowed_layers", "rotary_layers", "expert_layers"):
             choice = getattr(self, name)
             if choice is not None and len(choice) != self.n_layers:

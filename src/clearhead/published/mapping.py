@@ -45,7 +45,7 @@ TRAINING_ONLY = (
     "experts.balance_loss",
     "experts.z_loss",
 )
-MOST_LAYERS = 10_000  # a config that asks for more is damaged
+MOST_LAYERS = MOST_EXPERTS = 10_000  # a config that asks for more is damaged
 
 
 class Required:
@@ -199,7 +199,10 @@ def read_config(family: Family, settings: Json, class_name: str) -> ModelConfig:
     ours |= family.classes[class_name].fields
     if ours.get("head") in ("sequence", "token"):
         ours["n_labels"] = count_labels(settings)
-    return build_config(ours)
+    config = build_config(ours)
+    if config.experts is not None and config.experts.n_experts > MOST_EXPERTS:
+        raise ValueError(f"{config.experts.n_experts} experts are more than {MOST_EXPERTS}")
+    return config
 
 
 def build_config(ours: Json) -> ModelConfig:

@@ -58,10 +58,9 @@ def load(
     except ValueError as error:
         raise ValueError(f"{place / 'config.json'}: {error}") from None
     stored = open_tensors(place)
-    if config.n_layers > len(stored):
-        raise ValueError(
-            f"{place}: config.json names {config.n_layers} layers, the files hold {len(stored)} tensors"
-        )
+    layers = config.n_layers + (config.n_encoder_layers or 0)
+    if layers > len(stored):
+        raise ValueError(f"{place}: config.json names {layers} layers, the files hold {len(stored)} tensors")
     try:
         kind = find_kind(family, class_name, stored)
         config = config if kind == class_name else read_config(family, settings, kind)

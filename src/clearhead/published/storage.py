@@ -52,7 +52,7 @@ class TensorFile:
         """Its type; ValueError unless it holds floating-point numbers of 16 bits or more."""
         kind = self._file.get_slice(name).get_dtype()
         if kind not in FLOATS:
-            raise ValueError(f"{self.path}: {name} is stored as {kind}; known: {', '.join(FLOATS)}")
+            raise ValueError(f"{self.path.name}: {name} is stored as {kind}; known: {', '.join(FLOATS)}")
         return FLOATS[kind]
 
     def tensor(self, name: str, mapped: bool = True) -> Shaped[Tensor, "..."]:
@@ -97,11 +97,12 @@ class PickledFile:
         tensor = self._tensors[name]
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not plain or tensor.dtype not in FLOATS.values():
-            raise ValueError(
-                f"{self.path}: {name} is no plain tensor of numbers ({tensor.dtype}, {tensor.layout})"
-            )
+            kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
+            raise ValueError(f"{self.path.name}: {name} is no plain tensor ({kind})")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise ValueError(f"{self.path}: {name} claims {tuple(tensor.shape)}, more than the file holds")
+            raise ValueError(
+                f"{self.path.name}: {name} claims {tuple(tensor.shape)}, more than the file holds"
+            )
         return tensor.dtype
 
     def tensor(self, name: str, mapped: bool = True) -> Shaped[Tensor, "..."]:

@@ -62,7 +62,7 @@ def find_family(settings: Json) -> tuple[Family, str]:
     names = settings.get("architectures")
     if not names:
         return family, next(iter(family.classes))
-    if not isinstance(names, list) or names[0] not in family.classes:
+    if not isinstance(names, list) or names[0] not in [*family.classes]:
         raise ValueError(f"architectures={names!r:.80} is unknown; known: {', '.join(family.classes)}")
     return family, names[0]
 
