@@ -23,7 +23,7 @@ from jaxtyping import Bool, Int64, UInt
 from clearhead.text import older_files
 from clearhead.text.definition import expect
 from clearhead.text.incremental import TextStream, special_pattern
-from clearhead.text.normalise import pad_sentences
+from clearhead.text.normalise import frame, pad_sentences
 from clearhead.text.pieces import Reading, read_decoder
 from clearhead.text.pretokenize import mend_surrogates
 from clearhead.text.tokenizer import Tokenizer
@@ -151,10 +151,12 @@ class ForeignTokenizer:
         """Return the ids as uint16, or as uint32 if the vocabulary is larger; special tokens as text."""
         return np.array(self.encode(text, specials), np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
-    def encode_sentence(self, text: str, specials: str = "token") -> list[int]:
-        """Return the ids of `text` with the tokens around them that the model expects."""
-        begin, end = self._frame
-        return [*begin, *self.encode(text, specials), *end]
+    def encode_sentence(self, text: str, specials: str = "token", truncate: int | None = None) -> list[int]:
+        """Return the ids of `text` with the tokens around them that the model expects.
+
+        truncate: the most ids, those around included; the end of the text is cut.
+        """
+        return frame(self.encode(text, specials), *self._frame, truncate)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Return the ids of two texts as the model expects a pair, and which of the two each belongs to."""

@@ -103,6 +103,28 @@ def pad_batch(
     return ids, mask
 
 
+def frame(
+    ids: Sequence[int],
+    before: Sequence[int],
+    after: Sequence[int],
+    truncate: int | None = None,
+    keep: Literal["start", "end"] = "start",
+) -> list[int]:
+    """Return ids between `before` and `after`, cut to `truncate` in all; `keep` tells what stays.
+
+    >>> frame([5, 6, 7], [1], [2], truncate=4), frame([5, 6, 7], [1], [2], truncate=4, keep="end")
+    ([1, 5, 6, 2], [1, 6, 7, 2])
+    """
+    if keep not in ("start", "end"):
+        raise ValueError(f"keep is 'start' or 'end', not {keep!r}")
+    if truncate is not None:
+        room = truncate - len(before) - len(after)
+        if room < 0:
+            raise ValueError(f"truncate={truncate} is less than the {truncate - room} begin and end tokens")
+        ids = ids[:room] if keep == "start" else ids[max(0, len(ids) - room) :]
+    return [*before, *ids, *after]
+
+
 def pad_sentences(
     rows: Sequence[Sequence[int]],
     before: Sequence[int],
@@ -118,11 +140,5 @@ def pad_sentences(
     >>> pad_sentences([[5, 6, 7], [8]], [1], [2], pad_id=0, truncate=4)[0].tolist()
     [[1, 5, 6, 2], [1, 8, 2, 0]]
     """
-    if keep not in ("start", "end"):
-        raise ValueError(f"keep is 'start' or 'end', not {keep!r}")
-    if truncate is not None:
-        room = truncate - len(before) - len(after)
-        if room < 0:
-            raise ValueError(f"truncate={truncate} is less than the {truncate - room} begin and end tokens")
-        rows = [row[:room] if keep == "start" else row[max(0, len(row) - room) :] for row in rows]
-    return pad_batch([[*before, *row, *after] for row in rows], pad_id, side, width)
+    framed = [frame(row, before, after, truncate, keep) for row in rows]
+    return pad_batch(framed, pad_id, side, width)

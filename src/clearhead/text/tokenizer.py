@@ -30,7 +30,7 @@ from clearhead.text.definition import Definition, check_alphabet, check_specials
 from clearhead.text.encoder import PieceEncoder
 from clearhead.text.formats import read_definition, write_definition
 from clearhead.text.incremental import PieceFeed, SpecialCutter, TextStream, mended, special_pattern
-from clearhead.text.normalise import check_steps, normalise, pad_sentences
+from clearhead.text.normalise import check_steps, frame, normalise, pad_sentences
 from clearhead.text.pretokenize import check_splitter, compile_splitter, mend_surrogates
 from clearhead.text.usage import Usage, write_usage
 
@@ -189,13 +189,14 @@ class Tokenizer:
         """Return the ids of each text."""
         return [self.encode(text, specials) for text in texts]
 
-    def encode_sentence(self, text: str, specials: str = "token") -> list[int]:
-        """Return the ids of `text` between the tokenizer's own `begin` and `end` tokens."""
-        before, after = (
-            [self._specials[token] for token in tokens]
-            for tokens in (self._definition.begin, self._definition.end)
-        )
-        return [*before, *self.encode(text, specials), *after]
+    def encode_sentence(self, text: str, specials: str = "token", truncate: int | None = None) -> list[int]:
+        """Return the ids of `text` between the tokenizer's own `begin` and `end` tokens.
+
+        truncate: the most ids, those around included; the end of the text is cut.
+        """
+        before = [self._specials[token] for token in self._definition.begin]
+        after = [self._specials[token] for token in self._definition.end]
+        return frame(self.encode(text, specials), before, after, truncate)
 
     def encode_array(self, text: str, specials: str = "text") -> UInt[np.ndarray, " T"]:
         """Return the ids as uint16, or as uint32 if the vocabulary is larger: the quickest way to many ids.
