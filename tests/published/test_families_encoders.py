@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from clearhead import generate, load
 from reference.parity import tiny
-from reference.parity_encoders import PAD, check_encoder, check_encoder_decoder
+from reference.parity_encoders import PAD, batch, check_encoder, check_encoder_decoder
 
 # All sizes differ, so that swapped ones crash.
 BERT: dict[str, Any] = {
@@ -150,3 +152,37 @@ def test_a_tiny_encoder_decoder_equals_its_twin(name: str, transformers: Any, tm
     class_name, settings = ENCODER_DECODERS[name]
     atol = 2e-5 if "v1.1" in name else 1e-5
     check_encoder_decoder(tiny(transformers, class_name, **settings), tmp_path, atol=atol)
+
+
+# What is chosen and how: ours and theirs.
+CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "greedy": ({}, {"do_sample": False}),
+    "penalised": ({"repetition_penalty": 1.3}, {"do_sample": False, "repetition_penalty": 1.3}),
+    "sampled": (
+        {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "seed": 3},
+        {"do_sample": True, "temperature": 1.3, "top_k": 30, "top_p": 0.95},
+    ),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", ["marian", "marian, two tables", "bart", "t5"])
+def test_generation_equals_transformers_token_by_token(
+    name: str, choice: str, transformers: Any, tmp_path: Path
+) -> None:
+    """Sources of different lengths; the ids come from the folder: start, end, forced end, banned padding."""
+    class_name, settings = ENCODER_DECODERS[name]
+    depth = {"num_decoder_layers": 2} if name == "t5" else {}  # others break their cache
+    theirs = tiny(transformers, class_name, **settings | depth)
+    theirs.generation_config.bad_words_ids = [[PAD]]
+    theirs.save_pretrained(tmp_path)
+    ours, _ = load(tmp_path)
+    asked, asked_theirs = CHOICES[choice]
+    source, mask = batch(59, (9, 24, 14), seed=6)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        found = theirs.generate(source, attention_mask=mask.long(), max_new_tokens=12, **asked_theirs)
+    end = settings["eos_token_id"]
+    expected = [row[: row.index(end) + 1] if end in row else row for row in found[:, 1:].tolist()]
+    prompts = [row[real].tolist() for row, real in zip(source, mask, strict=True)]
+    assert generate(ours, prompts, max_new_tokens=12, **asked) == expected

@@ -177,7 +177,7 @@ class Decoding:
         _check_ids(named, config.vocab_size)
         prompts = {f"prompts[{number}]": row for number, row in enumerate(rows)}
         _check_ids(prompts, config.source_vocab_size or config.vocab_size)
-        sources, self.rows = _begin(model, rows, special, overflow)
+        sources, self.rows = _begin(model, rows, special, max_new_tokens, overflow)
         _check_room(max(map(len, self.rows)), max_new_tokens, config.max_len, overflow)
         self.sampling, self.max_new_tokens = sampling, max_new_tokens
         self.window = Window(model, self.rows, max_new_tokens, self.pad_id, sources)
@@ -311,7 +311,11 @@ def _special_ids(
 
 
 def _begin(
-    model: Transformer, rows: list[list[int]], special: SpecialIds, overflow: Overflow
+    model: Transformer,
+    rows: list[list[int]],
+    special: SpecialIds,
+    max_new_tokens: int,
+    overflow: Overflow,
 ) -> tuple[list[list[int]] | None, list[list[int]]]:
     """What an encoder reads (None without one), and with what the rows begin."""
     if model.config.shape != "encoder-decoder":
@@ -320,6 +324,12 @@ def _begin(
         raise ValueError("an encoder-decoder begins with a token of its own; give start_id=...")
     if overflow == "slide":
         raise ValueError("overflow='slide' is for decoders; an encoder-decoder reads its prompt as a whole")
+    room = model.config.max_len - 1
+    if max_new_tokens > room:
+        raise ValueError(
+            f"max_new_tokens={max_new_tokens} and the start exceed the model's {room + 1} positions "
+            f"(max_len): max_new_tokens of at most {room} fits"
+        )
     return rows, [[special.start] for _ in rows]
 
 

@@ -370,12 +370,9 @@ class Transformer(nn.Module):
         finite.
         """
         check_inputs(tokens, mask, documents, cache)
+        check_source(self.config, tokens, source, memory)
         if source is not None:
             memory = self.encode(source, source_mask)
-        if (memory is None) == (self.config.shape == "encoder-decoder"):
-            raise ValueError(
-                f"a source goes with shape='encoder-decoder'; this model is {self.config.shape!r}"
-            )
         hidden = self.stack(
             self.embed(tokens) * self.config.embed_scale,
             positions=positions,
@@ -502,6 +499,19 @@ def check_inputs(tokens: Tensor, mask: Tensor | None, documents: Tensor | None, 
         raise ValueError(
             f"the cache holds {len(cache.real)} sequences and {len(tokens)} rows of tokens are given"
         )
+
+
+def check_source(config: ModelConfig, tokens: Tensor, source: Tensor | None, memory: Memory | None) -> None:
+    """Raise ValueError unless an encoder-decoder, and no other model, has something to read."""
+    if config.shape != "encoder-decoder":
+        if source is not None or memory is not None:
+            raise ValueError(f"a source goes with shape='encoder-decoder'; this model is {config.shape!r}")
+        return
+    read = source if memory is None else memory.layers[0][0]
+    if read is None or (source is not None and memory is not None):
+        raise ValueError("an encoder-decoder reads first: give the source, or the memory encode() made of it")
+    if len(read) != len(tokens):
+        raise ValueError(f"{len(read)} sources were read and {len(tokens)} rows of tokens are given")
 
 
 def make_config_norm(config: ModelConfig) -> nn.Module:
