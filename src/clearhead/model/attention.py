@@ -17,7 +17,7 @@ gradients.
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import torch
 import torch.nn.functional as F
@@ -336,7 +336,9 @@ class LatentAttention(nn.Module):
         k, v    = kv_b(latent) per head;  k = [plain | rotary key, the same in every head]
         q       = q_b(norm(q_a(x))) per head, or q(x);  q = [plain | turned]
 
-    DeepSeek-AI 2024, arXiv:2405.04434.
+    It has two faces. `attend_unfolded` makes every head's keys and values, as written above. A single query
+    among many cached latents takes `attend_folded`, which moves kv_b to the query's side: q (W l) = (q W) l.
+    A test holds the two equal. DeepSeek-AI 2024, arXiv:2405.04434.
     """
 
     def __init__(
@@ -351,14 +353,13 @@ class LatentAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.n_heads, self.latent, self.dropout = n_heads, latent, dropout
-        d_query = latent.d_plain + latent.d_rotary
-        self.scale = 1 / math.sqrt(d_query) if scale is None else scale
+        self.scale = 1 / math.sqrt(latent.d_key) if scale is None else scale
         if latent.q_rank is None:
-            self.q = Linear(d_model, n_heads * d_query)
+            self.q = Linear(d_model, n_heads * latent.d_key)
         else:
             self.q_a = Linear(d_model, latent.q_rank, bias)
             self.q_a_norm = RMSNorm(latent.q_rank, latent.norm_eps)
-            self.q_b = Linear(latent.q_rank, n_heads * d_query)
+            self.q_b = Linear(latent.q_rank, n_heads * latent.d_key)
         self.kv_a = Linear(d_model, latent.kv_rank + latent.d_rotary, bias)
         self.kv_a_norm = RMSNorm(latent.kv_rank, latent.norm_eps)
         self.kv_b = Linear(latent.kv_rank, n_heads * (latent.d_plain + latent.d_value))
@@ -376,23 +377,54 @@ class LatentAttention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Attention of x to itself and to what the cache holds; `mask` True = may attend."""
         sizes = self.latent
-        q = self.query(self, x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
-        q_plain, q_turned = q.split([sizes.d_plain, sizes.d_rotary], dim=-1)
+        queries = split_heads(self.query(self, x), sizes.d_key)
+        plain, turned = queries.split([sizes.d_plain, sizes.d_rotary], dim=-1)
         latent, key = self.kv_a(x).split([sizes.kv_rank, sizes.d_rotary], dim=-1)
         latent, key = self.kv_a_norm(latent)[:, None], key[:, None]  # one "head"
         if rotation is not None:
-            q_turned, key = rotate(q_turned, rotation), rotate(key, rotation)
+            turned, key = rotate(turned, rotation), rotate(key, rotation)
         if cache is not None:
             key, latent = cache.append(key, latent)
-        per_head = self.kv_b(latent[:, 0]).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
-        k_plain, values = per_head.split([sizes.d_plain, sizes.d_value], dim=-1)
-        queries = tap("queries", torch.cat([q_plain, q_turned], dim=-1))
-        keys = tap("keys", torch.cat([k_plain, key.expand(-1, self.n_heads, -1, -1)], dim=-1))
-        dropout = self.dropout if self.training else 0.0
-        mixed = attend(
-            queries, keys, tap("values", values), mask, scale=self.scale, bias=bias, dropout=dropout
-        )
+        options = {"scale": self.scale, "bias": bias, "dropout": self.dropout if self.training else 0.0}
+        look = attend_folded if x.shape[1] == 1 and not listening() else attend_unfolded
+        mixed = look(self, plain, turned, latent, key, mask, options)
         return self.o(merge_heads(tap("mixed", mixed)))
+
+
+def attend_unfolded(
+    attention: LatentAttention,
+    plain: Float[Tensor, "B H T K_p"],
+    turned: Float[Tensor, "B H T K_r"],
+    latent: Float[Tensor, "B 1 S R"],
+    key: Float[Tensor, "B 1 S K_r"],
+    mask: Bool[Tensor, "*#mask #T #S"] | None,
+    options: dict[str, Any],
+) -> Float[Tensor, "B H T K_v"]:
+    """Every head's keys and values from the latents, then attention as ever."""
+    sizes = attention.latent
+    unfolded = split_heads(attention.kv_b(latent[:, 0]), sizes.d_plain + sizes.d_value)
+    plain_keys, values = unfolded.split([sizes.d_plain, sizes.d_value], dim=-1)
+    queries = tap("queries", torch.cat([plain, turned], dim=-1))
+    keys = tap("keys", torch.cat([plain_keys, key.expand(-1, attention.n_heads, -1, -1)], dim=-1))
+    return attend(queries, keys, tap("values", values), mask, **options)
+
+
+def attend_folded(
+    attention: LatentAttention,
+    plain: Float[Tensor, "B H T K_p"],
+    turned: Float[Tensor, "B H T K_r"],
+    latent: Float[Tensor, "B 1 S R"],
+    key: Float[Tensor, "B 1 S K_r"],
+    mask: Bool[Tensor, "*#mask #T #S"] | None,
+    options: dict[str, Any],
+) -> Float[Tensor, "B H T K_v"]:
+    """The same with the latents as the keys and values of all heads: nothing is made for each position."""
+    sizes = attention.latent
+    matrices = attention.kv_b.weight.unflatten(0, (attention.n_heads, -1))
+    to_keys, to_values = matrices.split([sizes.d_plain, sizes.d_value], dim=1)  # (H, K, R)
+    queries = torch.cat([plain @ to_keys, turned], dim=-1)
+    mixed = attend(queries, torch.cat([latent, key], dim=-1), latent, mask, **options)
+    return mixed @ to_values.transpose(-2, -1)
 
 
 def direct_query(attention: LatentAttention, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T HK"]:

@@ -16,13 +16,13 @@ class LayerCache:
     go.
     """
 
-    def __init__(self, keys: Float[Tensor, "B G S K"], values: Float[Tensor, "B G S K"]) -> None:
+    def __init__(self, keys: Float[Tensor, "B G S K"], values: Float[Tensor, "B G S K_v"]) -> None:
         self.keys, self.values = keys, values
         self.slots: Tensor | None = None
 
     def append(
-        self, keys: Float[Tensor, "B G T K"], values: Float[Tensor, "B G T K"]
-    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
+        self, keys: Float[Tensor, "B G T K"], values: Float[Tensor, "B G T K_v"]
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K_v"]]:
         """Write T new keys and values into their slots; return all S. Slots not yet filled hold zeros."""
         assert self.slots is not None, "Cache.open() comes before append()"
         self.keys.index_copy_(2, self.slots, keys.to(self.keys.dtype))  # autocast makes them narrower

@@ -43,7 +43,7 @@ class Routing:
     """What the routers of a pass decided, layer by layer; give `model(tokens, routing=...)` an empty one.
 
     In every method `real` (B, T) is False for padding, which then does not count; None: all count. Of an
-    encoder-decoder it sees the decoder's pass; `model.encode(..., routing=...)` takes another for the encoder.
+    encoder-decoder it sees the decoder's pass; `model.encode(..., routing=...)` takes another one.
     """
 
     def __init__(self) -> None:

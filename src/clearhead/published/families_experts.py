@@ -228,6 +228,7 @@ DEEPSEEK3 = Family(
         Part(("n_shared_experts",), _read_shared, _write_shared),
     ),
     fixed=LLAMA_FIXED | {"experts.router": "sigmoid", "experts.correction_bias": True},
+    refused={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)},
     rows=in_decoder(
         {name: ours for name, ours in LLAMA_LAYER.items() if not name.startswith("self_attn")},
         {
