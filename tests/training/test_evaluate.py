@@ -67,13 +67,13 @@ def test_a_smaller_stride_gives_more_context_and_a_lower_loss(trained):
     assert max(fine, half) < whole
 
 
-@pytest.mark.parametrize("max_tokens", [None, 100, 16, 1, 10**9])
+@pytest.mark.parametrize("max_tokens", [None, 100, 1])
 def test_how_a_batch_is_cut_changes_nothing(trained, max_tokens):
     """Neither the loss nor which tokens count depends on the rows of a batch."""
     model, shards = trained
     results = [
-        evaluate(model, shards, context_length=CONTEXT, stride=7, batch_size=rows, max_tokens=max_tokens)
-        for rows in (1, 3, 16, 1000)
+        evaluate(model, shards, context_length=CONTEXT, stride=12, batch_size=rows, max_tokens=max_tokens)
+        for rows in (2, 7, 1000)
     ]
     assert {result.n_tokens for result in results} == {min(max_tokens or 10**9, shards.n_tokens)}
     for result in results[1:]:

@@ -27,6 +27,9 @@ from clearhead.training.report import TIMINGS, JsonLines, Samples, Watcher, read
 from clearhead.training.run_folder import RunFolder, load_run
 from tiny_run import tiny_recipe, write_corpus
 
+# Many runs: the shapes are checked in the tests of the model, here they would double the time.
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 DROPOUT = {"embed_dropout": 0.1, "attn_dropout": 0.1, "residual_dropout": 0.1, "ff_dropout": 0.1}
 
 
