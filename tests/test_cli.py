@@ -331,14 +331,13 @@ def test_a_closed_pipe_ends_quietly(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert process.returncode == 141
 
 
-def test_a_terminal_that_cannot_show_a_character(
-    clear: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_that_cannot_show_a_character(clear: Callable[..., str]) -> None:
     """The text comes with the character's number in its place, rather than not at all."""
     output = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii"))
-    main(["generate", "run", "猫", "--max-new-tokens", "0"])
-    assert output.getvalue() == b"\\u732b\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii"))
+        main(["generate", "run", "猫", "--max-new-tokens", "0"])
+        assert output.getvalue() == b"\\u732b\n"
 
 
 def test_text_from_the_command_line_that_is_no_utf8(

@@ -212,19 +212,14 @@ def test_bfloat16_keeps_the_weights_in_float32(template, tmp_path):
 @pytest.mark.compiled
 @pytest.mark.slow
 def test_a_compiled_run_resumes_to_the_bit(template, tmp_path):
-    """The compiled model has the plain model's names in its checkpoints, and nearly its losses."""
-    recipe = tiny_recipe(template, model=DROPOUT, steps=4, compile="on", eval_every=2, save_every=2)
+    """With dropout, too; and its checkpoints hold the plain model's names."""
+    often = {"steps": 2, "eval_every": 2, "save_every": 1}
+    recipe = tiny_recipe(template, model={**DROPOUT, "n_layers": 1}, compile="on", **often)
     whole = run(recipe, tmp_path / "whole")
-    parts = run(recipe, tmp_path / "parts", stop_after=2)
+    parts = run(recipe, tmp_path / "parts", stop_after=1)
     run(recipe, parts, resume=True)
     assert outcome(parts) == outcome(whole)
-    plain = tiny_recipe(template, steps=4, compile="off", eval_every=2, save_every=2)
-    eager = run(plain, tmp_path / "eager")
-    compiled = run(
-        tiny_recipe(template, steps=4, compile="on", eval_every=2, save_every=2), tmp_path / "fast"
-    )
-    assert losses(compiled) == pytest.approx(losses(eager), rel=1e-4)
-    model, _ = load_run(compiled)
+    model, _ = load_run(parts)
     assert not [name for name in model.state_dict() if "_orig_mod" in name]
 
 
