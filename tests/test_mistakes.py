@@ -246,6 +246,7 @@ MISTAKES = {
         "at least 50001",
     ),
     "unknown device": row("train recipe.toml --run x --train.device gpu", "'gpu'", "cpu or cuda"),
+    "GPU that is not there": row("train recipe.toml --run x --train.device cuda:99", "'cuda:99'", "cpu"),
     "loss that is not finite": row(
         "train recipe.toml --run x --train.lr 1e30 --train.warmup 0", "step 2", "not finite", "train.lr"
     ),
