@@ -14,10 +14,12 @@ SOURCE = Path(__file__).parents[1] / "src" / "clearhead"
 CHAPTERS = ["text", "model", "published", "generation", "training", "inspector", "server"]
 FILES = {
     "text": """workers pretokenize documents counting bpe normalise incremental merging definition encoder
-        tokenizer_json formats tokenizer corpus compressors shards prepare batches""",
-    "model": "config tap layers initial position cache attention transformer summary",
-    "published": "course",
-    "generation": "sample reply window decode",
+        tokenizer_json formats usage tokenizer pieces sentencepiece
+        older_files foreign chat corpus compressors shards prepare batches""",
+    "model": "config tap layers initial position cache attention grouped experts heads transformer summary",
+    "published": """course mapping quirks families families_experts families_encoders storage weights layout
+        gguf_file gguf models original similarity twins selfcheck""",
+    "generation": "sample reply special_ids window decode conversation",
     "training": "objectives optim recipe durable checkpoint run_folder data evaluate report loop demo",
     "inspector": "record",
 }
@@ -79,7 +81,7 @@ def test_every_file_has_its_place_in_the_reading_order() -> None:
 def test_imports_only_look_back(path: Path) -> None:
     here = place(name_of(path))
     if here is None:
-        assert path.name in ("__init__.py", "cli.py")
+        assert path.name in ("__init__.py", "cli.py", "cli_models.py")
         return
     ahead = [module for module in imports_of(path) if (there := place(module)) is not None and there >= here]
     assert not ahead, f"{name_of(path)} imports what comes later: {ahead}"
@@ -118,7 +120,7 @@ def test_no_print_in_the_library(path: Path) -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
-    assert path.name == "cli.py" or not calls
+    assert path.name in ("cli.py", "cli_models.py") or not calls
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "model").glob("*.py")), ids=name_of)

@@ -28,6 +28,9 @@ _HOME = {
     "Attention": "model.attention",
     "Block": "model.transformer",
     "Transformer": "model.transformer",
+    # 3  published models, exactly
+    "load": "published.models",
+    "save": "published.models",
     # 4  the model speaks
     "generate": "generation.decode",
     # 5  the model learns

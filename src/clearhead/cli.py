@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import tyro
 from tyro.conf import Positional, arg
 
+from clearhead.cli_models import VERBS as MODEL_VERBS
+from clearhead.cli_models import open_speaker
 from clearhead.training.recipe import Recipe, find_recipe, load_recipe
 
 if TYPE_CHECKING:
-    from clearhead.text.tokenizer import Tokenizer
+    from clearhead.text.foreign import AnyTokenizer
 
 Specials = tuple[str, ...]
 
@@ -51,7 +53,7 @@ def tokenizer_train(
         source: a file, folder or glob, or a built-in corpus: python, pydoc.
         out: the folder or .json file to write.
         vocab_size: tokens in all: 256 bytes, merges and special tokens.
-        splitter: how text is cut before merging: gpt2, cl100k, o200k, llama3, qwen2, none.
+        splitter: how text is cut before merging: gpt2, cl100k, o200k, llama3, qwen2, smollm, none.
         special_tokens: tokens that are never split or merged.
         alphabet: start from bytes, or from the corpus's characters.
         field: the field that holds the text, in .jsonl and .parquet.
@@ -149,12 +151,13 @@ def prepare(
     """
     from clearhead.text.documents import CorpusReport
     from clearhead.text.prepare import prepare as prepare_shards
+    from clearhead.text.tokenizer import Tokenizer
     from clearhead.training.report import Terminal
 
     with contextlib.closing(Terminal()) as terminal:
         index = prepare_shards(
             source,
-            open_tokenizer(tokenizer),
+            Tokenizer.load(tokenizer),
             out,
             field=field,
             document_separator=document_separator,
@@ -235,12 +238,13 @@ def generate(
     stop: tuple[str, ...] = (),
     overflow: Literal["error", "slide"] = "error",
     device: str = "auto",
+    download: bool = False,
 ) -> None:
-    """Let a trained model continue a text, as it comes.
+    """Let a model continue a text, or answer it, as it comes.
 
     Args:
-        run: the folder of a run.
-        prompt: the text to continue; - reads standard input.
+        run: a run, a published model, a GGUF file, or a name with --download.
+        prompt: the text to continue, or to translate and the like; - reads standard input.
         max_new_tokens: how many tokens to add at most.
         temperature: 0 takes the likeliest token; higher is more varied.
         top_k: draw from the k likeliest tokens; 0: all.
@@ -251,12 +255,11 @@ def generate(
         stop: texts that end the answer.
         overflow: what to do beyond the model's max_len: error, or slide, which forgets the oldest tokens.
         device: auto, cpu or cuda.
+        download: fetch the model by its name.
     """
     from clearhead.generation.decode import stream
-    from clearhead.training.loop import find_device
-    from clearhead.training.run_folder import load_run
 
-    model, tokenizer = load_run(run, find_device(device))
+    model, tokenizer = open_speaker(run, device, download)
     text = text_or_stdin(prompt)
     pieces = stream(
         model,
@@ -272,7 +275,8 @@ def generate(
         stop=stop,
         overflow=overflow,
     )
-    for piece in itertools.chain([text], pieces):
+    said = [text] if model.config.shape == "decoder" else []  # an encoder-decoder answers, and does not go on
+    for piece in itertools.chain(said, pieces):
         print(piece, end="", flush=True)
     print()
 
@@ -375,6 +379,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "demo": demo,
     "show": show,
+    **MODEL_VERBS,
 }
 
 
@@ -519,11 +524,11 @@ def make_room(folder: Path) -> None:
         raise PermissionError(f"{folder} is not yours to write to; choose another folder")
 
 
-def open_tokenizer(path: Path) -> "Tokenizer":
+def open_tokenizer(path: Path) -> "AnyTokenizer":
     """The tokenizer in this file or folder."""
-    from clearhead.text.tokenizer import Tokenizer
+    from clearhead.text.foreign import open_tokenizer
 
-    return Tokenizer.load(path)
+    return open_tokenizer(path)
 
 
 def text_or_stdin(text: str) -> str:

@@ -7,23 +7,27 @@
 A row ends at `max_new_tokens`, at an end token, or when its text holds a stop string. `Decoding` is the only
 loop: `generate` runs it to its end, `stream` hands out text between its steps.
 
+The prompt of an encoder-decoder is what it reads, once; what it says begins at its start id.
+
 A compiled model works as it is, `generate(torch.compile(model), prompt)`: one graph reads prompts of any
 length, one makes a step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import index
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.generation.reply import Reply
 from clearhead.generation.sample import Generators, Sampling, check_finite, choose, seen_tokens
+from clearhead.generation.special_ids import SpecialIds, as_ids, leave_only, leave_out, published_ids
 from clearhead.generation.window import Window, pad_left
 from clearhead.model.transformer import Transformer
-from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.foreign import AnyTokenizer
 
 END_OF_TEXT = "<|endoftext|>"  # the special token that ends a document, in our tokenizers and in many others
 
@@ -35,7 +39,7 @@ def generate(
     model: Transformer,
     prompts: Prompts,
     *,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: AnyTokenizer | None = None,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -47,22 +51,27 @@ def generate(
     stop: str | Sequence[str] = (),
     eos_id: int | Sequence[int] | None = None,
     pad_id: int | None = None,
+    start_id: int | None = None,
     overflow: Overflow = "error",
 ) -> Prompts:
     """Continue one prompt or many; the answer has the form of the prompts and holds the new part only.
 
     Text (needs `tokenizer`) gives text, a list of ids a list of new ids, a tensor (B, T) of prompts of one
-    length a tensor (B, N), filled up with `pad_id` (default: the first end id, else 0) behind rows that ended
-    early. Prompts of different lengths are padded on the left.
+    length a tensor (B, N), filled up with `pad_id` (default: the published model's, else the first end id,
+    else 0) behind rows that ended early. Prompts of different lengths are padded on the left.
 
     `max_new_tokens` are made, fewer only when a row ends. It ends with `eos_id`: one id, several, or () for
-    none; by default the tokenizer's <|endoftext|> if it has one. That id is the last of the new ids and no
-    part of the text. It also ends when its text holds one of the `stop` strings (needs `tokenizer`): the text
-    is cut before the earliest one, the new ids include the token that completed it.
+    none; by default what a published model names, else the tokenizer's <|endoftext|> if it has one. That id
+    is the last of the new ids and no part of the text. It also ends when its text holds one of the `stop`
+    strings (needs `tokenizer`): the text is cut before the earliest one, the new ids include the token that
+    completed it.
 
     The choice of a token is described at `Sampling`; by default it is greedy. `seed` starts one generator
     whose stream all rows share, as in `transformers`; with `generators`, one per row, a row's tokens do not
     depend on its neighbours.
+
+    An encoder-decoder reads the prompts as its source; what it says begins with `start_id`, by default the
+    one a published model names. Tokens that such a model's folder forces or bans are forced and banned.
 
     The prompt and the new tokens together must fit into the model's `max_len`. With overflow="slide" they
     need not: when the window is full the older half of its tokens is forgotten and the rest read anew, from
@@ -78,7 +87,7 @@ def generate(
     """
     decoding = Decoding(
         model,
-        read_prompts(prompts, tokenizer),
+        read_prompts(prompts, tokenizer, framed=expects_frame(model)),
         Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
         tokenizer=tokenizer,
         max_new_tokens=max_new_tokens,
@@ -86,6 +95,7 @@ def generate(
         stop=stop,
         eos_id=eos_id,
         pad_id=pad_id,
+        start_id=start_id,
         overflow=overflow,
     )
     for _ in decoding:
@@ -97,7 +107,7 @@ def stream(
     model: Transformer,
     prompt: str | list[int],
     *,
-    tokenizer: Tokenizer,
+    tokenizer: AnyTokenizer,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -107,6 +117,7 @@ def stream(
     seed: int | None = None,
     stop: str | Sequence[str] = (),
     eos_id: int | Sequence[int] | None = None,
+    start_id: int | None = None,
     overflow: Overflow = "error",
 ) -> Iterator[str]:
     """Continue one prompt and hand out the text piece by piece; the options are those of `generate`.
@@ -116,12 +127,13 @@ def stream(
     """
     decoding = Decoding(
         model,
-        read_prompts([prompt] if isinstance(prompt, str) else prompt, tokenizer),
+        read_prompts([prompt] if isinstance(prompt, str) else prompt, tokenizer, expects_frame(model)),
         Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
         tokenizer=tokenizer,
         max_new_tokens=max_new_tokens,
         stop=stop,
         eos_id=eos_id,
+        start_id=start_id,
         overflow=overflow,
     )
     return _pieces(decoding)
@@ -146,23 +158,29 @@ class Decoding:
         rows: list[list[int]],
         sampling: Sampling,
         *,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: AnyTokenizer | None = None,
         max_new_tokens: int = 64,
         generators: Sequence[torch.Generator] | None = None,
         stop: str | Sequence[str] = (),
         eos_id: int | Sequence[int] | None = None,
         pad_id: int | None = None,
+        start_id: int | None = None,
         overflow: Overflow = "error",
     ) -> None:
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 0")
         stops = _stop_strings(stop, tokenizer)
-        ends = _end_ids(eos_id, tokenizer)
-        self.pad_id = pad_id if pad_id is not None else next(iter(ends), 0)
-        _check_ids(rows, {"eos_id": ends, "pad_id": [self.pad_id]}, model.config.vocab_size)
-        _check_room(max(map(len, rows)), max_new_tokens, model.config.max_len, overflow)
-        self.rows, self.sampling = rows, sampling
-        self.window = Window(model, rows, max_new_tokens, self.pad_id)
+        self.special = special = _special_ids(model, tokenizer, start_id, eos_id, pad_id)
+        self.pad_id, ends = special.pad or 0, special.ends or ()
+        named = {"start_id": [special.start or 0], "eos_id": ends, "pad_id": [self.pad_id]}
+        config = model.config
+        _check_ids(named, config.vocab_size)
+        prompts = {f"prompts[{number}]": row for number, row in enumerate(rows)}
+        _check_ids(prompts, config.source_vocab_size or config.vocab_size)
+        sources, self.rows = _begin(model, rows, special, max_new_tokens, overflow)
+        _check_room(max(map(len, self.rows)), max_new_tokens, config.max_len, overflow)
+        self.sampling, self.max_new_tokens = sampling, max_new_tokens
+        self.window = Window(model, self.rows, max_new_tokens, self.pad_id, sources)
         self.generators = _generators(generators, len(rows), sampling, self.window.device)
         self.replies = [Reply(max_new_tokens, ends, tokenizer, stops) for _ in rows]
         self._made = 0  # steps so far
@@ -183,7 +201,7 @@ class Decoding:
             logits = self.window.extend(self._tokens, [reply.done for reply in self.replies])
         self._made += 1
         check_finite(logits, self._made)
-        self._tokens = choose(logits, self.sampling, self._seen, self.generators)
+        self._tokens = choose(self._force(logits), self.sampling, self._seen, self.generators)
         if self._seen is not None:
             self._seen.scatter_(1, self._tokens[:, None], True)
         ids = self._tokens.tolist()
@@ -191,8 +209,16 @@ class Decoding:
             reply.hear(token)
         return ids
 
+    def _force(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        """What the model's folder forbids or demands at this step."""
+        if self._made == self.max_new_tokens and self.special.last is not None:
+            return leave_only(logits, self.special.last)
+        if self._made == 1 and self.special.first is not None:
+            return leave_only(logits, self.special.first)
+        return leave_out(logits, self.special.banned)
+
     def _seen_in_prompts(self, vocab_size: int) -> Bool[Tensor, "B V"] | None:
-        """The tokens of the prompts, for the repetition penalty; None without one."""
+        """The tokens of the rows so far, for the repetition penalty; None without one."""
         if self.sampling.repetition_penalty == 1:
             return None
         return seen_tokens(*pad_left(self.rows, self.pad_id, self.window.device), vocab_size)
@@ -200,13 +226,17 @@ class Decoding:
 
 def read_prompts(
     prompts: str | list[str] | list[int] | list[list[int]] | Int[Tensor, "*batch _"],
-    tokenizer: Tokenizer | None,
+    tokenizer: AnyTokenizer | None,
+    framed: bool = False,
 ) -> list[list[int]]:
-    """Prompts in any of the forms `generate` takes, as rows of ids. Raises ValueError for an empty one."""
+    """Prompts in any of the forms `generate` takes, as rows of ids. Raises ValueError for an empty one.
+
+    `framed`: text gets the tokens around it that the tokenizer puts around a sentence.
+    """
     if isinstance(prompts, Tensor) and prompts.dim() not in (1, 2):
         raise ValueError(f"prompts of shape {tuple(prompts.shape)} are neither (B, T) nor (T)")
     batch: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-    rows = [_read_prompt(row, tokenizer) for row in (batch if _is_batch(batch) else [batch])]
+    rows = [_read_prompt(row, tokenizer, framed) for row in (batch if _is_batch(batch) else [batch])]
     for number, row in enumerate(rows):
         if not row:
             name = "the prompt" if len(rows) == 1 else f"prompts[{number}]"
@@ -214,12 +244,17 @@ def read_prompts(
     return rows
 
 
-def _read_prompt(prompt: str | list[int], tokenizer: Tokenizer | None) -> list[int]:
+def expects_frame(model: Transformer) -> bool:
+    """Whether a text is given to this model as a sentence: published models and encoders expect it so."""
+    return model.config.shape == "encoder-decoder" or getattr(model, "origin", None) is not None
+
+
+def _read_prompt(prompt: str | list[int], tokenizer: AnyTokenizer | None, framed: bool) -> list[int]:
     if not isinstance(prompt, str):
         return [index(token) for token in prompt]
     if tokenizer is None:
         raise ValueError("a prompt that is text needs the tokenizer; give tokenizer=..., or token ids")
-    return tokenizer.encode(prompt)
+    return tokenizer.encode_sentence(prompt) if framed else tokenizer.encode(prompt)
 
 
 def _is_batch(prompts: object) -> bool:
@@ -244,7 +279,7 @@ def _in_the_form_of(prompts: Prompts, decoding: Decoding) -> Prompts:
     return cast(Prompts, answer)
 
 
-def _stop_strings(stop: str | Sequence[str], tokenizer: Tokenizer | None) -> list[str]:
+def _stop_strings(stop: str | Sequence[str], tokenizer: AnyTokenizer | None) -> list[str]:
     stops = [stop] if isinstance(stop, str) else list(stop)
     if "" in stops:
         raise ValueError("a stop string is empty; give stop=() for none")
@@ -253,13 +288,49 @@ def _stop_strings(stop: str | Sequence[str], tokenizer: Tokenizer | None) -> lis
     return stops
 
 
-def _end_ids(eos_id: int | Sequence[int] | None, tokenizer: Tokenizer | None) -> list[int]:
-    if isinstance(eos_id, int):
-        return [eos_id]
+def _special_ids(
+    model: Transformer,
+    tokenizer: AnyTokenizer | None,
+    start_id: int | None,
+    eos_id: int | Sequence[int] | None,
+    pad_id: int | None,
+) -> SpecialIds:
+    """The ids asked for, else those of the published model, else the tokenizer's."""
+    if start_id is not None and model.config.shape != "encoder-decoder":
+        raise ValueError(f"start_id={start_id} is for encoder-decoders; a decoder begins with its prompt")
+    special = published_ids(model)
     if eos_id is not None:
-        return list(eos_id)
-    specials = {} if tokenizer is None else tokenizer.special_tokens
-    return [specials[END_OF_TEXT]] if END_OF_TEXT in specials else []
+        ends = as_ids(eos_id)
+        special = replace(special, ends=ends, last=special.last if special.last in ends else None)
+    elif special.ends is None:
+        specials = {} if tokenizer is None else tokenizer.special_tokens
+        special = replace(special, ends=as_ids(specials.get(END_OF_TEXT)))
+    if pad_id is None:
+        pad_id = special.pad if special.pad is not None else next(iter(special.ends or ()), 0)
+    return replace(special, pad=pad_id, start=special.start if start_id is None else start_id)
+
+
+def _begin(
+    model: Transformer,
+    rows: list[list[int]],
+    special: SpecialIds,
+    max_new_tokens: int,
+    overflow: Overflow,
+) -> tuple[list[list[int]] | None, list[list[int]]]:
+    """What an encoder reads (None without one), and with what the rows begin."""
+    if model.config.shape != "encoder-decoder":
+        return None, rows
+    if special.start is None:
+        raise ValueError("an encoder-decoder begins with a token of its own; give start_id=...")
+    if overflow == "slide":
+        raise ValueError("overflow='slide' is for decoders; an encoder-decoder reads its prompt as a whole")
+    room = model.config.max_len - 1
+    if max_new_tokens > room:
+        raise ValueError(
+            f"max_new_tokens={max_new_tokens} and the start exceed the model's {room + 1} positions "
+            f"(max_len): max_new_tokens of at most {room} fits"
+        )
+    return rows, [[special.start] for _ in rows]
 
 
 def _generators(
@@ -275,8 +346,8 @@ def _generators(
     return own
 
 
-def _check_ids(rows: list[list[int]], named: dict[str, list[int]], vocab_size: int) -> None:
-    for name, ids in [(f"prompts[{number}]", row) for number, row in enumerate(rows)] + list(named.items()):
+def _check_ids(named: Mapping[str, Sequence[int]], vocab_size: int) -> None:
+    for name, ids in named.items():
         for token in ids:
             if not 0 <= token < vocab_size:
                 raise ValueError(

@@ -10,7 +10,7 @@ text is held back while its end may still become a stop string, and is certain o
 
 from collections.abc import Collection, Iterable, Sequence
 
-from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.foreign import AnyTokenizer
 
 
 class Reply:
@@ -23,7 +23,7 @@ class Reply:
         self,
         max_new_tokens: int,
         ends: Collection[int] = (),
-        tokenizer: Tokenizer | None = None,
+        tokenizer: AnyTokenizer | None = None,
         stops: Sequence[str] = (),
     ) -> None:
         self.ids: list[int] = []

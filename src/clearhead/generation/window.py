@@ -6,6 +6,8 @@ and one step appends one column:
     . . 5 6 7 | 8        `.` padding: masked, and not counted in the positions
     1 2 3 4 5 | 6
 
+What an encoder-decoder reads is encoded once; its rows are what the decoder has said so far.
+
 The cache has a fixed size. When it is full, rows that are longer than the model's `max_len` forget their
 older half and all are read anew from position 0.
 """
@@ -27,10 +29,18 @@ class Window:
     """What a batch of rows shows the model: their latest tokens, and the cache of their keys and values.
 
     A row longer than the model's `max_len` keeps its last half of that. The rows are padded on the left, so
-    that the last column is the last token of every row.
+    that the last column is the last token of every row. `sources`: what the encoder of an encoder-decoder
+    reads.
     """
 
-    def __init__(self, model: Transformer, rows: list[list[int]], max_new_tokens: int, pad_id: int) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        rows: list[list[int]],
+        max_new_tokens: int,
+        pad_id: int,
+        sources: list[list[int]] | None = None,
+    ) -> None:
         self.model, self.pad_id = model, pad_id
         self.device = model.embed.weight.device
         self.limit = model.config.max_len
@@ -39,10 +49,15 @@ class Window:
         self.capacity = min(self.limit, -(-needed // CACHE_BLOCK) * CACHE_BLOCK)
         self.filled = 0  # positions of the cache in use, padding included
         self.modules = list(model.modules())
+        self.sources, self.memory = sources, {}
 
     def read(self) -> Float[Tensor, "B V"]:
         """Read all the rows into an empty cache; the logits of the token that follows each."""
         tokens, real = pad_left(self.rows, self.pad_id, self.device)
+        if self.sources is not None and not self.memory:
+            with _evaluating(self.modules):
+                sources = pad_left(self.sources, 0, self.device)  # an id of any vocabulary
+                self.memory = {"memory": self.model.encode(*sources)}
         self.cache = self.model.new_cache(len(self.rows), self.capacity)
         self.real = torch.ones(len(self.rows), 1, dtype=torch.bool, device=self.device)  # columns to come
         self.filled = 0
@@ -69,7 +84,7 @@ class Window:
 
     def _forward(self, tokens: Int[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> Float[Tensor, "B V"]:
         with _evaluating(self.modules):
-            logits = self.model(tokens, mask=real, cache=self.cache)
+            logits = self.model(tokens, mask=real, cache=self.cache, **self.memory)
         self.filled += tokens.shape[1]
         return logits[:, -1]
 

@@ -16,7 +16,8 @@ gradients.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args, overload
+from functools import partial
+from typing import Any, Literal, get_args, overload
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from clearhead.model.cache import LayerCache
-from clearhead.model.config import QKNorm, check_heads
+from clearhead.model.config import LatentConfig, QKNorm, check_heads
 from clearhead.model.layers import Linear, RMSNorm, widen
 from clearhead.model.position import Rotation, rotate
 from clearhead.model.tap import listening, tap
@@ -205,8 +206,14 @@ class Attention(nn.Module):
         fused: bool = False,
         qk_norm: QKNorm = "none",
         norm_eps: float = 1e-5,
+        norm_offset: float = 0.0,
+        norm_wide_gain: bool = False,
+        clip: float | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
         dropout: float = 0.0,
+        d_source: int | None = None,
     ) -> None:
         super().__init__()
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
@@ -214,49 +221,74 @@ class Attention(nn.Module):
         if qk_norm not in get_args(QKNorm):
             raise ValueError(f"qk_norm={qk_norm!r} is unknown; choose one of {', '.join(get_args(QKNorm))}")
         self.d_head = d_model // n_heads if d_head is None else d_head
-        self.scale, self.dropout = scale, dropout
+        self.scale, self.softcap, self.dropout = scale, softcap, dropout
+        d_source = d_model if d_source is None else d_source
         self.q = Linear(d_model, n_heads * self.d_head, qkv_bias)
-        self.k = Linear(d_model, n_kv_heads * self.d_head, qkv_bias)
-        self.v = Linear(d_model, n_kv_heads * self.d_head, qkv_bias)
+        self.k = Linear(d_source, n_kv_heads * self.d_head, qkv_bias)
+        self.v = Linear(d_source, n_kv_heads * self.d_head, qkv_bias)
         self.o = Linear(n_heads * self.d_head, d_model, out_bias)
-        self.q_norm = RMSNorm(self.d_head, norm_eps) if qk_norm == "head" else nn.Identity()
-        self.k_norm = RMSNorm(self.d_head, norm_eps) if qk_norm == "head" else nn.Identity()
+
+        def norm(heads: int) -> nn.Module:
+            widths = {"head": self.d_head, "flat": heads * self.d_head}
+            if qk_norm not in widths:
+                return nn.Identity()
+            return RMSNorm(widths[qk_norm], norm_eps, norm_offset, norm_wide_gain)
+
+        self.q_norm, self.k_norm = norm(n_heads), norm(n_kv_heads)
+        self.sinks = nn.Parameter(torch.zeros(n_heads)) if sinks else None
+        self.limit = unlimited if clip is None else partial(torch.clamp, min=-clip, max=clip)
         self.project = project_fused if fused else project_apart
+        self.heads = norm_then_split if qk_norm == "flat" else split_then_norm
 
     def forward(
         self,
         x: Float[Tensor, "B T D"],
         *,
         source: Float[Tensor, "B S D_s"] | None = None,
+        remembered: tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]] | None = None,
         rotation: Rotation | None = None,
         mask: Bool[Tensor, "*#mask #T #S_all"] | None = None,
+        bias: Float[Tensor, "*#bias T #S_all"] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Mix values of `source` (x itself if None) into each position of x; `mask` True = may attend."""
-        queries, keys, values = self.project(self, x, x if source is None else source)
-        queries, keys = self.q_norm(queries), self.k_norm(keys)
+        """Mix values of `source` (x itself if None) into each position of x; `mask` True = may attend.
+
+        `remembered`: the source's keys and values, as `remember` made them.
+        """
+        if remembered is None:
+            q, k, v = self.project(self, x, x if source is None else source)
+            keys, values = self.heads(k, self.k_norm, self), split_heads(self.limit(v), self.d_head)
+        else:
+            q, (keys, values) = self.q(x), remembered
+        queries = self.heads(q, self.q_norm, self)
         if rotation is not None:
             queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         queries, keys, values = tap("queries", queries), tap("keys", keys), tap("values", values)
         if cache is not None:
             keys, values = cache.append(keys, values)
         dropout = self.dropout if self.training else 0.0
-        mixed = attend(queries, keys, values, mask, scale=self.scale, dropout=dropout)
+        options = {"scale": self.scale, "bias": bias, "softcap": self.softcap, "sinks": self.sinks}
+        mixed = attend(queries, keys, values, mask, dropout=dropout, **options)
         return self.o(merge_heads(tap("mixed", mixed)))
+
+    def remember(
+        self, source: Float[Tensor, "B S D_s"]
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
+        """Keys and values of a source, to be made once and used at every step."""
+        keys = self.heads(self.k(source), self.k_norm, self)
+        return keys, split_heads(self.limit(self.v(source)), self.d_head)
 
 
 def project_apart(
     attention: Attention, x: Float[Tensor, "B T D"], source: Float[Tensor, "B S D_s"]
-) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
+) -> tuple[Float[Tensor, "B T HK"], Float[Tensor, "B S GK"], Float[Tensor, "B S GK"]]:
     """Queries of x, keys and values of the source, by three matrix products."""
-    projected = attention.q(x), attention.k(source), attention.v(source)
-    queries, keys, values = (split_heads(part, attention.d_head) for part in projected)
-    return queries, keys, values
+    return attention.q(x), attention.k(source), attention.v(source)
 
 
 def project_fused(
     attention: Attention, x: Float[Tensor, "B T D"], source: Float[Tensor, "B S D_s"]
-) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
+) -> tuple[Float[Tensor, "B T HK"], Float[Tensor, "B S GK"], Float[Tensor, "B S GK"]]:
     """The same by one matrix product, for self-attention; a source of its own needs them apart."""
     if source is not x:
         return project_apart(attention, x, source)
@@ -265,12 +297,26 @@ def project_fused(
     biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
     projected = F.linear(x, weight, torch.cat(biases) if biases else None)
     q, k, v = projected.split([part.weight.shape[0] for part in parts], dim=-1)
-    q, k, v = tap("q", q), tap("k", k), tap("v", v)  # named like the outputs of the three modules
-    return (
-        split_heads(q, attention.d_head),
-        split_heads(k, attention.d_head),
-        split_heads(v, attention.d_head),
-    )
+    return tap("q", q), tap("k", k), tap("v", v)  # named like the outputs of the three modules
+
+
+def split_then_norm(
+    x: Float[Tensor, "B T HK"], norm: nn.Module, attention: Attention
+) -> Float[Tensor, "B H T K"]:
+    """Cut into heads and normalise each over its own features (or not at all)."""
+    return attention.limit(norm(split_heads(x, attention.d_head)))
+
+
+def norm_then_split(
+    x: Float[Tensor, "B T HK"], norm: nn.Module, attention: Attention
+) -> Float[Tensor, "B H T K"]:
+    """Normalise over the features of all heads together, then cut into heads."""
+    return split_heads(attention.limit(norm(x)), attention.d_head)
+
+
+def unlimited(x: Tensor) -> Tensor:
+    """x, when there is no clip."""
+    return x
 
 
 def split_heads(x: Float[Tensor, "B T HK"], d_head: int) -> Float[Tensor, "B H T K"]:
@@ -281,3 +327,115 @@ def split_heads(x: Float[Tensor, "B T HK"], d_head: int) -> Float[Tensor, "B H T
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T HK"]:
     """Concatenate the heads of each position."""
     return x.transpose(-3, -2).flatten(-2)
+
+
+class LatentAttention(nn.Module):
+    """Multi-head latent attention: keys and values are made from one narrow latent per position.
+
+        latent  = norm(kv_a(x)[:kv_rank])          what the cache keeps, with one rotary key for all heads
+        k, v    = kv_b(latent) per head;  k = [plain | rotary key, the same in every head]
+        q       = q_b(norm(q_a(x))) per head, or q(x);  q = [plain | turned]
+
+    It has two faces. `attend_unfolded` makes every head's keys and values, as written above. A single query
+    among many cached latents takes `attend_folded`, which moves kv_b to the query's side: q (W l) = (q W) l.
+    A test holds the two equal. DeepSeek-AI 2024, arXiv:2405.04434.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        latent: LatentConfig,
+        *,
+        bias: bool = False,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.latent, self.dropout = n_heads, latent, dropout
+        self.scale = 1 / math.sqrt(latent.d_key) if scale is None else scale
+        if latent.q_rank is None:
+            self.q = Linear(d_model, n_heads * latent.d_key)
+        else:
+            self.q_a = Linear(d_model, latent.q_rank, bias)
+            self.q_a_norm = RMSNorm(latent.q_rank, latent.norm_eps)
+            self.q_b = Linear(latent.q_rank, n_heads * latent.d_key)
+        self.kv_a = Linear(d_model, latent.kv_rank + latent.d_rotary, bias)
+        self.kv_a_norm = RMSNorm(latent.kv_rank, latent.norm_eps)
+        self.kv_b = Linear(latent.kv_rank, n_heads * (latent.d_plain + latent.d_value))
+        self.o = Linear(n_heads * latent.d_value, d_model, bias)
+        self.query = direct_query if latent.q_rank is None else latent_query
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        *,
+        rotation: Rotation | None = None,
+        mask: Bool[Tensor, "*#mask #T #S_all"] | None = None,
+        bias: Float[Tensor, "*#bias T #S_all"] | None = None,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Attention of x to itself and to what the cache holds; `mask` True = may attend."""
+        sizes = self.latent
+        queries = split_heads(self.query(self, x), sizes.d_key)
+        plain, turned = queries.split([sizes.d_plain, sizes.d_rotary], dim=-1)
+        latent, key = self.kv_a(x).split([sizes.kv_rank, sizes.d_rotary], dim=-1)
+        latent, key = self.kv_a_norm(latent)[:, None], key[:, None]  # one "head"
+        if rotation is not None:
+            turned, key = rotate(turned, rotation), rotate(key, rotation)
+        if cache is not None:
+            key, latent = cache.append(key, latent)
+        options = {"scale": self.scale, "bias": bias, "dropout": self.dropout if self.training else 0.0}
+        folded = x.shape[1] == 1 and bias is None and not listening()
+        look = attend_folded if folded else attend_unfolded
+        mixed = look(self, plain, turned, latent, key, mask, options)
+        return self.o(merge_heads(tap("mixed", mixed)))
+
+
+def attend_unfolded(
+    attention: LatentAttention,
+    plain: Float[Tensor, "B H T K_p"],
+    turned: Float[Tensor, "B H T K_r"],
+    latent: Float[Tensor, "B 1 S R"],
+    key: Float[Tensor, "B 1 S K_r"],
+    mask: Bool[Tensor, "*#mask #T #S"] | None,
+    options: dict[str, Any],
+) -> Float[Tensor, "B H T K_v"]:
+    """Every head's keys and values from the latents, then attention as ever."""
+    sizes = attention.latent
+    unfolded = split_heads(attention.kv_b(latent[:, 0]), sizes.d_plain + sizes.d_value)
+    plain_keys, values = unfolded.split([sizes.d_plain, sizes.d_value], dim=-1)
+    queries = tap("queries", torch.cat([plain, turned], dim=-1))
+    keys = tap("keys", torch.cat([plain_keys, key.expand(-1, attention.n_heads, -1, -1)], dim=-1))
+    return attend(queries, keys, tap("values", values), mask, **options)
+
+
+def attend_folded(
+    attention: LatentAttention,
+    plain: Float[Tensor, "B H 1 K_p"],
+    turned: Float[Tensor, "B H 1 K_r"],
+    latent: Float[Tensor, "B 1 S R"],
+    key: Float[Tensor, "B 1 S K_r"],
+    mask: Bool[Tensor, "*#mask 1 #S"] | None,
+    options: dict[str, Any],
+) -> Float[Tensor, "B H 1 K_v"]:
+    """The same for one query per head, with the latents as keys and values: nothing is made per position.
+
+    All heads look at the same keys, so they stand where other attention has its queries.
+    """
+    sizes = attention.latent
+    matrices = attention.kv_b.weight.unflatten(0, (attention.n_heads, -1))
+    to_keys, to_values = matrices.split([sizes.d_plain, sizes.d_value], dim=1)  # (H, K, R)
+    queries = torch.cat([plain @ to_keys, turned], dim=-1).transpose(1, 2)  # (B, 1, H, R + K_r)
+    mixed = attend(queries, torch.cat([latent, key], dim=-1), latent, mask, **options)
+    return mixed.transpose(1, 2) @ to_values.transpose(-2, -1)
+
+
+def direct_query(attention: LatentAttention, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T HK"]:
+    """Queries by one matrix product."""
+    return attention.q(x)
+
+
+def latent_query(attention: LatentAttention, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T HK"]:
+    """Queries through a latent of their own."""
+    return attention.q_b(attention.q_a_norm(attention.q_a(x)))

@@ -16,13 +16,13 @@ class LayerCache:
     go.
     """
 
-    def __init__(self, keys: Float[Tensor, "B G S K"], values: Float[Tensor, "B G S K"]) -> None:
+    def __init__(self, keys: Float[Tensor, "B G S K"], values: Float[Tensor, "B G S K_v"]) -> None:
         self.keys, self.values = keys, values
         self.slots: Tensor | None = None
 
     def append(
-        self, keys: Float[Tensor, "B G T K"], values: Float[Tensor, "B G T K"]
-    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
+        self, keys: Float[Tensor, "B G T K"], values: Float[Tensor, "B G T K_v"]
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K_v"]]:
         """Write T new keys and values into their slots; return all S. Slots not yet filled hold zeros."""
         assert self.slots is not None, "Cache.open() comes before append()"
         self.keys.index_copy_(2, self.slots, keys.to(self.keys.dtype))  # autocast makes them narrower
@@ -43,16 +43,16 @@ class Cache:
         batch_size: int,
         n_kv_heads: int,
         capacity: int,
-        d_head: int,
+        d_head: int | tuple[int, int],
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape = (batch_size, n_kv_heads, capacity, d_head)
+        widths = (d_head, d_head) if isinstance(d_head, int) else d_head  # of a key, of a value
 
-        def empty() -> Tensor:
-            return torch.zeros(shape, device=device, dtype=dtype)
+        def empty(width: int) -> Tensor:
+            return torch.zeros(batch_size, n_kv_heads, capacity, width, device=device, dtype=dtype)
 
-        self.layers = [LayerCache(empty(), empty()) for _ in range(n_layers)]
+        self.layers = [LayerCache(empty(widths[0]), empty(widths[1])) for _ in range(n_layers)]
         self.capacity = capacity
         self.length = torch.zeros((), dtype=torch.long, device=device)
         self.real = torch.zeros(batch_size, capacity, dtype=torch.bool, device=device)

@@ -8,15 +8,121 @@ names a published model.
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
-from typing import Any, Literal, get_args
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
+Shape = Literal["decoder", "encoder", "encoder-decoder"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 NormKind = Literal["rms", "layer"]
 NormPlacement = Literal["pre", "post", "branch", "sandwich"]
-Positions = Literal["rotary", "learned", "sinusoidal", "sinusoidal_concat", "none"]
+Positions = Literal["rotary", "learned", "sinusoidal", "sinusoidal_concat", "relative", "none"]
 RotaryLayout = Literal["half", "interleaved"]
-QKNorm = Literal["none", "head"]
+Scaling = Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
+QKNorm = Literal["none", "head", "flat"]
+Router = Literal["softmax", "sigmoid"]
+Head = Literal["lm", "masked", "sequence", "token", "span", "embedding", "none"]
+HeadActivation = Literal["tanh", "silu", "gelu", "gelu_tanh", "relu"]
+Pool = Literal["first", "mean", "last"]
 InitialWeights = Literal["course", "gpt2", "zero_out"]
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """How the rotary frequencies are changed so that more positions fit than in training; see position.py."""
+
+    kind: Scaling
+    factor: float = 1.0  # how many times longer
+    original_max_len: int = 0  # positions in training, before scaling; 0: the model's max_len
+    attention_factor: float | None = None  # on cos and sin; None: the kind's own rule
+    beta_fast: float = 32.0  # yarn: turns within the original length above which a pair keeps its frequency
+    beta_slow: float = 1.0  # yarn: turns below which it is fully stretched
+    mscale: float = 0.0  # yarn: two weights of the attention factor; 0: not given
+    mscale_all: float = 0.0
+    truncate: bool = True  # yarn: the ramp's ends are whole pairs
+    low_freq_factor: float = 1.0  # llama3: where the blend begins and ends, in original_max_len / wavelength
+    high_freq_factor: float = 4.0
+    short_factors: tuple[
+        float, ...
+    ] = ()  # longrope: a divisor per pair, up to original_max_len and beyond it
+    long_factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        freeze_lists(self)
+        check_field_types(self)
+        for name in ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a positive number")
+        for name in ("short_factors", "long_factors"):
+            if not all(0 < factor < math.inf for factor in getattr(self, name)):
+                raise ValueError(f"{name} must be positive numbers")
+        if self.original_max_len < 0:
+            raise ValueError(f"original_max_len={self.original_max_len} must be at least 0")
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """A mixture of experts in place of the feed-forward layer; see experts.py."""
+
+    n_experts: int  # E
+    top_k: int  # experts that each token is sent to
+    d_ff: int  # width of one expert
+    router: Router = "softmax"
+    renormalise: bool = True  # the chosen experts' weights sum to 1
+    weight_scale: float = 1.0  # factor on the chosen experts' weights
+    n_groups: int = 1  # experts are chosen from the best `top_groups` of `n_groups` groups
+    top_groups: int = 1
+    correction_bias: bool = False  # a bias per expert that counts in choosing only
+    shared_d_ff: int = 0  # width of an expert that every token passes; 0: none
+    shared_gate: bool = False  # that expert's output times sigmoid(linear(x))
+    router_bias: bool = False
+    bias: bool = False  # biases in the experts
+    limit: float | None = None  # gate and up are clamped to it, and joined as in experts.join_limited
+    limit_slope: float = 1.702  # with a limit: the gate is x sigmoid(slope x)
+    jitter: float = 0.0  # training: inputs are multiplied by random numbers within 1 +- this
+    balance_loss: float = 0.0  # coefficient of the load-balancing loss
+    z_loss: float = 0.0  # coefficient of the squared log of the router's partition sum
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        if not 1 <= self.top_k <= self.n_experts:
+            raise ValueError(f"top_k={self.top_k} must be between 1 and n_experts={self.n_experts}")
+        if self.n_experts % self.n_groups or not 1 <= self.top_groups <= self.n_groups:
+            raise ValueError(
+                f"n_experts={self.n_experts} must be divisible by n_groups={self.n_groups}, "
+                f"and top_groups={self.top_groups} between 1 and n_groups"
+            )
+        size = self.n_experts // self.n_groups
+        if self.top_groups < self.n_groups and (size < 2 or self.top_groups * size < self.top_k):
+            raise ValueError(
+                f"top_groups={self.top_groups} of n_groups={self.n_groups} groups of {size} experts are too "
+                f"few: a group needs 2 experts and the kept groups top_k={self.top_k}"
+            )
+        if self.shared_gate and not self.shared_d_ff:
+            raise ValueError("shared_gate=True needs a shared expert: give shared_d_ff")
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention: keys and values through a narrow latent; see LatentAttention."""
+
+    q_rank: int | None  # width of the queries' latent; None: projected directly
+    kv_rank: int  # width of the keys' and values' latent, which is what the cache keeps
+    d_plain: int  # features of a query or key head that carry no position
+    d_rotary: int  # features that turn; one such key head is shared by all
+    d_value: int  # width of a value head
+    norm_eps: float = 1e-6  # of the two inner norms
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        for name in ("kv_rank", "d_plain", "d_rotary", "d_value"):
+            _check_positive(name, getattr(self, name))
+        if self.q_rank is not None:
+            _check_positive("q_rank", self.q_rank)
+
+    @property
+    def d_key(self) -> int:
+        """Width of a query or key head."""
+        return self.d_plain + self.d_rotary
 
 
 @dataclass(frozen=True)
@@ -29,9 +135,14 @@ class ModelConfig:
     """
 
     vocab_size: int = 4096  # V, distinct tokens
+    shape: Shape = "decoder"  # decoder-only, encoder-only, or both
+    source_vocab_size: int | None = None  # of an encoder-decoder whose source has a table of its own
     max_len: int = 256  # longest sequence the model is meant for; the size of a learned position table
     d_model: int = 256  # D, width of the residual stream
-    n_layers: int = 4  # blocks in the stack
+    n_layers: int = 4  # blocks in the stack; of an encoder-decoder, in the decoder
+    n_encoder_layers: int | None = None  # of an encoder-decoder; None: n_layers
+    n_encoder_heads: int | None = None  # of an encoder-decoder; None: n_heads
+    encoder_d_ff: int | None = None  # of an encoder-decoder; None: d_ff
     n_heads: int = 4  # H, query heads
     n_kv_heads: int | None = None  # G, key/value heads; None: as many as query heads (MHA), 1: MQA, else GQA
     d_head: int | None = None  # K, width of a head; None: d_model / n_heads
@@ -42,19 +153,49 @@ class ModelConfig:
     out_bias: bool = False  # bias on attention's output projection
     ff_bias: bool = False  # biases in the feed-forward layer
     fused_qkv: bool = False  # project q, k and v in one matrix product; the weights keep their names
-    qk_norm: QKNorm = "none"  # "head": RMSNorm of every query and key head before the rotation
+    qk_norm: QKNorm = "none"  # RMSNorm of queries and keys before the rotation: each head, or all together
+    qkv_clip: float | None = None  # queries, keys and values are clamped to +- this
     attn_scale: float | None = None  # factor on the scores; None: 1 / sqrt(d_head)
-    window: int | None = None  # keys a query may see, itself included; None: all
+    attn_scale_by_layer: bool = False  # the scores of layer i are divided by i + 1
+    attn_softcap: float | None = None  # scores are squashed to c tanh(score / c)
+    attn_sinks: bool = False  # a learned logit per head joins the softmax and is dropped
+    window: int | None = None  # causal: keys a query may see, itself included; else: to either side
+    windowed_layers: tuple[bool, ...] | None = None  # which layers have the window; None: all
+    latent: LatentConfig | None = None  # latent attention instead of n_kv_heads and d_head
+    experts: ExpertsConfig | None = None  # a mixture of experts instead of the feed-forward layer
+    expert_layers: tuple[bool, ...] | None = None  # which layers have it; None: all
     norm: NormKind = "rms"
     norm_eps: float = 1e-5
     norm_bias: bool = True  # a shift in LayerNorm (RMSNorm has none)
+    norm_offset: float = 0.0  # the gain is this plus the weight
+    norm_wide_gain: bool = False  # RMSNorm multiplies by the gain before casting back, not after
     norm_placement: NormPlacement = "pre"  # where the norms sit around a sub-layer
+    first_attn_norm: bool = True  # False: layer 0 has no norm before attention, the embedding norm serves
     final_norm: bool = True  # a norm after the last block
+    embed_norm: bool = False  # a norm on the embeddings
+    embed_scale: float = 1.0  # factor on the token embeddings
+    n_token_types: int = 0  # rows of a second embedding, of sentence A or B; 0: none
     positions: Positions = "rotary"
+    position_offset: int = 0  # learned: the row of the first position; the table has so many rows more
     rotary_theta: float = 10_000.0  # base of the rotary frequencies
     rotary_layout: RotaryLayout = "half"
+    rotary_dim: int | None = None  # features of a head that turn; None: all
+    rotary_scaling: RotaryScaling | None = None
+    rotary_layers: tuple[bool, ...] | None = None  # which layers turn their queries and keys; None: all
+    window_rotary_theta: float | None = None  # layers with a window turn by this base, without scaling
+    relative_buckets: int = 32  # relative: rows of the bias table
+    relative_max_distance: int = 128  # relative: distances beyond share the last bucket
+    head: Head = "lm"  # what is predicted; "none": the hidden states
+    n_labels: int = 0  # classes of a sequence or token head
+    head_activation: HeadActivation | None = None  # a dense layer and this come before the head's output
+    head_dense_bias: bool = True  # in that dense layer
+    head_norm: bool = False  # and a norm after it
+    pool: Pool = "first"  # which position stands for the sequence: "sequence" and "embedding" heads
+    unit_length: bool = True  # embedding: the vectors have length 1
     tied: bool = True  # the output head shares the embedding's weight
     head_bias: bool = False
+    logit_scale: float = 1.0  # factor on the hidden states before the head
+    logit_softcap: float | None = None  # logits are squashed to c tanh(logit / c)
     embed_dropout: float = 0.0
     attn_dropout: float = 0.0  # on attention weights
     residual_dropout: float = 0.0  # on the output of every sub-layer
@@ -62,21 +203,38 @@ class ModelConfig:
     init: InitialWeights = "course"  # a row of the table in initial.py
 
     def __post_init__(self) -> None:
+        freeze_lists(self)
         check_field_types(self)
         for name in ("vocab_size", "max_len", "d_model", "n_layers", "n_heads"):
             _check_positive(name, getattr(self, name))
-        check_heads(self.d_model, self.n_heads, self.n_kv_heads, self.d_head)
+        d_head = self.d_head if self.latent is None else self.latent.d_key
+        check_heads(self.d_model, self.n_heads, self.n_kv_heads, d_head)
         for name, value in self._derived().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)  # the dataclass is frozen; this is still construction
         _check_positive("d_ff", self.ff_width)
         if self.window is not None:
             _check_positive("window", self.window)
-        if self.positions == "rotary" and self.head_width % 2:
+        if self.latent is not None and self.d_head != d_head:
+            raise ValueError(f"d_head={self.d_head} is not the latent's d_plain + d_rotary = {d_head}")
+        if self.positions == "rotary" and self.turned_width % 2:
             raise ValueError(
-                f"d_head={self.d_head} is odd and positions='rotary' turns pairs of features; "
-                f"use an even d_head (d_model={self.d_model}, n_heads={self.n_heads})"
+                f"positions='rotary' turns pairs of features, of which a head has {self.turned_width}; use "
+                f"an even d_head or rotary_dim (d_model={self.d_model}, n_heads={self.n_heads})"
             )
+        if self.positions == "rotary" and self.turned_width > self.head_width and self.latent is None:
+            raise ValueError(f"rotary_dim={self.rotary_dim} exceeds d_head={self.d_head}")
+        if self.rotary_scaling is not None and self.rotary_scaling.kind == "longrope":
+            for name in ("short_factors", "long_factors"):
+                if len(getattr(self.rotary_scaling, name)) != self.turned_width // 2:
+                    raise ValueError(f"{name} must be {self.turned_width // 2} numbers, one per turned pair")
+        for name in ("windowed_layers", "rotary_layers", "expert_layers"):
+            choice = getattr(self, name)
+            if choice is not None and len(choice) != self.n_layers:
+                raise ValueError(f"{name} has {len(choice)} entries for n_layers={self.n_layers}")
+        self._check_encoder()
+        if self.head in ("sequence", "token") and self.n_labels < 1:
+            raise ValueError(f"head={self.head!r} needs n_labels of at least 1, got {self.n_labels}")
         for name in ("embed_dropout", "attn_dropout", "residual_dropout", "ff_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not a probability in [0, 1)")
@@ -89,13 +247,35 @@ class ModelConfig:
         if not 0 <= self.norm_eps < math.inf:
             raise ValueError(f"norm_eps={self.norm_eps} must be a number of at least 0")
 
+    def _check_encoder(self) -> None:
+        """Raise ValueError for what only an encoder-decoder has, or does not have."""
+        if self.shape == "encoder-decoder":
+            if self.latent or self.window or self.rotary_layers:
+                raise ValueError(
+                    "an encoder-decoder has no window, no rotary_layers and no latent attention here"
+                )
+            if self.expert_layers and self.n_encoder_layers not in (None, self.n_layers):
+                raise ValueError(
+                    f"expert_layers is for both stacks: n_encoder_layers={self.n_encoder_layers} must be "
+                    f"n_layers={self.n_layers}, or leave expert_layers out"
+                )
+            check_heads(self.d_model, self.n_encoder_heads or self.n_heads, None, self.d_head)
+            return
+        for name in ("source_vocab_size", "n_encoder_layers", "n_encoder_heads", "encoder_d_ff"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}={getattr(self, name)} needs shape='encoder-decoder'")
+
     def _derived(self) -> dict[str, int]:
         """The sizes that follow from others when they are not given."""
-        return {
+        sizes = {
             "n_kv_heads": self.n_heads,
-            "d_head": self.d_model // self.n_heads,
+            "d_head": self.d_model // self.n_heads if self.latent is None else self.latent.d_key,
             "d_ff": default_d_ff(self.d_model, gated=self.gated),
         }
+        if self.shape == "encoder-decoder":
+            sizes["n_encoder_layers"], sizes["n_encoder_heads"] = self.n_layers, self.n_heads
+            sizes["encoder_d_ff"] = sizes["d_ff"] if self.d_ff is None else self.d_ff
+        return sizes
 
     @property
     def kv_heads(self) -> int:
@@ -108,6 +288,42 @@ class ModelConfig:
         """`d_head` as a plain int (never None after construction)."""
         assert self.d_head is not None
         return self.d_head
+
+    @property
+    def turned_width(self) -> int:
+        """Features of a query or key head that rotary positions turn."""
+        if self.latent is not None:
+            return self.latent.d_rotary
+        return self.head_width if self.rotary_dim is None else self.rotary_dim
+
+    def encoder_part(self) -> "ModelConfig":
+        """The encoder of an encoder-decoder as a config of its own.
+
+        >>> ModelConfig(shape="encoder-decoder", n_layers=2, n_encoder_layers=6).encoder_part().n_layers
+        6
+        """
+        return self.replace(
+            shape="encoder",
+            n_layers=self.n_encoder_layers or self.n_layers,
+            n_heads=self.n_encoder_heads or self.n_heads,
+            d_ff=self.encoder_d_ff or self.d_ff,
+            source_vocab_size=None,
+            n_encoder_layers=None,
+            n_encoder_heads=None,
+            encoder_d_ff=None,
+        )
+
+    def has_window(self, layer: int) -> bool:
+        """Whether this layer's queries see only the keys of a window."""
+        return self.window is not None and (self.windowed_layers is None or self.windowed_layers[layer])
+
+    def turns(self, layer: int) -> bool:
+        """Whether this layer turns its queries and keys by their positions."""
+        return self.positions == "rotary" and (self.rotary_layers is None or self.rotary_layers[layer])
+
+    def experts_at(self, layer: int) -> ExpertsConfig | None:
+        """The mixture of experts of this layer, or None."""
+        return self.experts if self.expert_layers is None or self.expert_layers[layer] else None
 
     @property
     def ff_width(self) -> int:
@@ -123,7 +339,13 @@ class ModelConfig:
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
         """The config with these fields. An unknown name raises ValueError and names the nearest right one."""
         check_field_names(cls, values, what="model")
-        return cls(**values)
+        parts = {"rotary_scaling": RotaryScaling, "experts": ExpertsConfig, "latent": LatentConfig}
+        made = {}
+        for name, part in parts.items():
+            if isinstance(values.get(name), dict):
+                check_field_names(part, values[name], what=f"model.{name}")
+                made[name] = part(**values[name])
+        return cls(**(values | made))
 
     def replace(self, **changes: Any) -> "ModelConfig":
         """A copy with some fields changed; a size that followed from others follows the new ones.
@@ -182,11 +404,17 @@ def check_field_names(cls: type, values: dict[str, Any], what: str) -> None:
 
 
 def check_field_types(config: Any) -> None:
-    """Raise ValueError for a field of a dataclass of scalars that holds another type, as TOML or JSON may
-    give.
-    """
+    """Raise ValueError for a field of a dataclass that holds another type, as TOML or JSON may give."""
     for field in fields(config):
         _check_type(field.name, getattr(config, field.name), field.type)
+
+
+def freeze_lists(config: Any) -> None:
+    """Make tuples of the lists that TOML and JSON give, so that the config stays a value."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, list):
+            object.__setattr__(config, field.name, tuple(value))
 
 
 def _check_positive(name: str, value: int) -> None:
@@ -196,12 +424,20 @@ def _check_positive(name: str, value: int) -> None:
 
 def _check_type(name: str, value: Any, kind: Any) -> None:
     options = get_args(kind)
-    if options and all(isinstance(option, str) for option in options):  # a Literal of names
+    if get_origin(kind) is Literal:
         if value not in options:
             raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(options)}")
         return
-    allowed = options or (kind,)
-    if type(value) in allowed or (float in allowed and type(value) is int):
+    allowed = options if get_origin(kind) in (UnionType, Union) else (kind,)
+    if any(_is_a(value, option) for option in allowed):
         return
-    wanted = " or ".join("none" if option is type(None) else option.__name__ for option in allowed)
+    wanted = " or ".join("none" if o is type(None) else getattr(o, "__name__", str(o)) for o in allowed)
     raise ValueError(f"{name}={value!r} must be {wanted}, not {type(value).__name__}")
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is tuple:  # tuple[bool, ...]
+        return type(value) is tuple and all(_is_a(item, get_args(kind)[0]) for item in value)
+    return type(value) is kind or (kind is float and type(value) is int)

@@ -29,11 +29,12 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int | None = None) -
     """
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        part, kind = name.split(".")[-2:] if "." in name else ("", name)
-        if kind == "bias":
+        part, kind = name.split(".")[-2:]
+        part = kind if kind in ("gate", "up", "down") else part  # the experts' matrices, (E, out, in)
+        if kind.endswith("bias") or kind == "sinks":
             parameter.zero_()
         elif part.endswith("norm"):
-            parameter.fill_(1.0)
+            parameter.fill_(1.0 - config.norm_offset)
         else:
             std = standard_deviation(config, part, parameter)
             cut = math.inf if config.init == "gpt2" else 3 * std
@@ -42,9 +43,9 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int | None = None) -
 
 def standard_deviation(config: ModelConfig, part: str, weight: Tensor) -> float:
     """The table above: the spread of the weight called `part` ("q", "down", "embed", ...)."""
-    d_out, d_in = weight.shape
+    d_out, d_in = weight.shape[-2:]
     xavier = math.sqrt(2 / (d_in + d_out))
-    embedding = part in ("embed", "positions")
+    embedding = part in ("embed", "source_embed", "positions", "types", "relative")
     writes = part in ("o", "down")
     match config.init:
         case "gpt2":

@@ -85,18 +85,34 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """y = x / sqrt(mean(x^2) + eps) * gain, over the last dimension, computed in float32 or wider.
 
-    Zhang & Sennrich 2019, arXiv:1910.07467. The result is cast back to x's type before the gain.
+    Zhang & Sennrich 2019, arXiv:1910.07467. gain = offset + weight. The result is cast back to x's type
+    before the gain, or after it with `wide_gain`: the same in float32.
     """
 
-    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+    def __init__(self, d_model: int, eps: float = 1e-5, offset: float = 0.0, wide_gain: bool = False) -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(d_model))
+        self.eps, self.offset = eps, offset
+        self.weight = nn.Parameter(torch.full((d_model,), 1.0 - offset))
+        self.multiply = multiply_then_cast if wide_gain or offset else cast_then_multiply
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         wide = widen(x)
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (wide * scale).to(x.dtype) * self.weight
+        return self.multiply(self, wide * scale, x.dtype)
+
+
+def cast_then_multiply(
+    norm: RMSNorm, normed: Float[Tensor, "*batch D"], dtype: torch.dtype
+) -> Float[Tensor, "*batch D"]:
+    """The gain in x's own type."""
+    return normed.to(dtype) * norm.weight
+
+
+def multiply_then_cast(
+    norm: RMSNorm, normed: Float[Tensor, "*batch D"], dtype: torch.dtype
+) -> Float[Tensor, "*batch D"]:
+    """The gain in float32 or wider; only this face knows an offset."""
+    return (normed * (norm.offset + widen(norm.weight))).to(dtype)
 
 
 class BatchNorm(nn.Module):
@@ -139,12 +155,19 @@ class BatchNorm(nn.Module):
         return mean, var
 
 
-def make_norm(kind: NormKind, d_model: int, eps: float, bias: bool = True) -> LayerNorm | RMSNorm:
+def make_norm(
+    kind: NormKind,
+    d_model: int,
+    eps: float,
+    bias: bool = True,
+    offset: float = 0.0,
+    wide_gain: bool = False,
+) -> LayerNorm | RMSNorm:
     """The norm layer of a config: "layer" or "rms"; another name raises ValueError."""
     if kind == "layer":
         return LayerNorm(d_model, eps, bias)
     if kind == "rms":
-        return RMSNorm(d_model, eps)
+        return RMSNorm(d_model, eps, offset, wide_gain)
     raise ValueError(f"norm={kind!r} is unknown; choose one of {', '.join(get_args(NormKind))}")
 
 

@@ -18,6 +18,8 @@ from torch import nn
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 
+TABLES = ("embed", "source_embed", "positions", "types", "relative")  # rows are looked up, not multiplied
+
 
 @dataclass(frozen=True)
 class Part:
@@ -59,18 +61,29 @@ def summarise(config: ModelConfig) -> Summary:
         n_parameters=n_parameters,
         weight_bytes=4 * n_parameters,
         training_bytes=16 * n_parameters,  # weights, gradients and AdamW's two moments, before activations
-        cache_bytes_per_token=2 * 4 * config.n_layers * config.kv_heads * config.head_width,
+        cache_bytes_per_token=4 * config.n_layers * cached_numbers(config),
         flops_per_token=forward_flops(config, model),
     )
 
 
+def cached_numbers(config: ModelConfig) -> int:
+    """How many numbers one layer's cache keeps of a token."""
+    if config.latent is not None:
+        return config.latent.kv_rank + config.latent.d_rotary
+    return 2 * config.kv_heads * config.head_width
+
+
 def forward_flops(config: ModelConfig, model: nn.Module) -> int:
-    """Floating-point operations of one token's forward pass when it sees `max_len` (or `window`) keys."""
-    products = sum(
-        parameter.numel()
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if parameter.dim() == 2 and not name.startswith(("embed.", "positions."))
-    )
+    """Floating-point operations of one token's forward pass when it sees `max_len` (or `window`) keys.
+
+    Of a mixture of experts only those count that a token passes.
+    """
+    products = 0
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.dim() == 2 and name.split(".")[-2] not in TABLES:
+            products += parameter.numel()
+        elif parameter.dim() == 3 and config.experts is not None:
+            products += parameter[0].numel() * config.experts.top_k
     keys = min(config.max_len, config.window or config.max_len)
     return 2 * products + 4 * config.n_layers * config.n_heads * config.head_width * keys
 

@@ -101,3 +101,44 @@ def pad_batch(
         ids[i, place] = row
         mask[i, place] = True
     return ids, mask
+
+
+def frame(
+    ids: Sequence[int],
+    before: Sequence[int],
+    after: Sequence[int],
+    truncate: int | None = None,
+    keep: Literal["start", "end"] = "start",
+) -> list[int]:
+    """Return ids between `before` and `after`, cut to `truncate` in all; `keep` tells what stays.
+
+    >>> frame([5, 6, 7], [1], [2], truncate=4), frame([5, 6, 7], [1], [2], truncate=4, keep="end")
+    ([1, 5, 6, 2], [1, 6, 7, 2])
+    """
+    if keep not in ("start", "end"):
+        raise ValueError(f"keep is 'start' or 'end', not {keep!r}")
+    if truncate is not None:
+        room = truncate - len(before) - len(after)
+        if room < 0:
+            raise ValueError(f"truncate={truncate} is less than the {truncate - room} begin and end tokens")
+        ids = ids[:room] if keep == "start" else ids[max(0, len(ids) - room) :]
+    return [*before, *ids, *after]
+
+
+def pad_sentences(
+    rows: Sequence[Sequence[int]],
+    before: Sequence[int],
+    after: Sequence[int],
+    pad_id: int,
+    side: Literal["left", "right"] = "right",
+    truncate: int | None = None,
+    keep: Literal["start", "end"] = "start",
+    width: int | None = None,
+) -> tuple[Int64[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
+    """Return `pad_batch` of the rows, cut to `truncate` tokens in all, between the ids `before` and `after`.
+
+    >>> pad_sentences([[5, 6, 7], [8]], [1], [2], pad_id=0, truncate=4)[0].tolist()
+    [[1, 5, 6, 2], [1, 8, 2, 0]]
+    """
+    framed = [frame(row, before, after, truncate, keep) for row in rows]
+    return pad_batch(framed, pad_id, side, width)

@@ -9,6 +9,7 @@ a merge that was learned can always be used.
     o200k   GPT-4o: words also cut where lower case turns into upper case; contractions stay with their word
     llama3  like cl100k, but white space at the very end of a text is split like any other
     qwen2   llama3 with every digit on its own
+    smollm  gpt2 with every digit on its own
     none    the whole text is one pre-token
 
 ``cl100k`` and ``o200k`` split as tiktoken does, the others as the published ``tokenizer.json`` files do.
@@ -38,6 +39,7 @@ SPLITTERS: dict[str, str | None] = {
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "llama3": _LLAMA3,
     "qwen2": _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),
+    "smollm": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+",
     "none": None,
 }
 """Name -> pattern of each splitter; None means that the whole text is one piece."""

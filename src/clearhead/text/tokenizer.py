@@ -30,8 +30,9 @@ from clearhead.text.definition import Definition, check_alphabet, check_specials
 from clearhead.text.encoder import PieceEncoder
 from clearhead.text.formats import read_definition, write_definition
 from clearhead.text.incremental import PieceFeed, SpecialCutter, TextStream, mended
-from clearhead.text.normalise import check_steps, normalise, pad_batch
+from clearhead.text.normalise import check_steps, frame, normalise, pad_sentences
 from clearhead.text.pretokenize import check_splitter, compile_splitter, mend_surrogates, special_pattern
+from clearhead.text.usage import Usage, write_usage
 
 
 class Tokenizer:
@@ -90,6 +91,7 @@ class Tokenizer:
         self._encoder = PieceEncoder(self._definition)
         self._split = compile_splitter(splitter)
         self._pattern = special_pattern(tuple(self._specials)) if self._specials else None
+        self._usage = Usage()
 
     # ------------------------------------------------------------------------------------------ what it is
 
@@ -122,6 +124,17 @@ class Tokenizer:
     def alphabet(self) -> str:
         """What the smallest tokens are: "bytes" or "characters"."""
         return self._definition.alphabet or "bytes"
+
+    @property
+    def usage(self) -> Usage:
+        """What a published model's folder says beside the vocabulary: roles of tokens, chat template."""
+        return self._usage
+
+    def with_usage(self, usage: Usage) -> "Tokenizer":
+        """The same tokenizer with something else beside it."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), _usage=usage)
+        return other
 
     @cached_property
     def fingerprint(self) -> str:
@@ -160,7 +173,7 @@ class Tokenizer:
         return f"Tokenizer({len(self._vocab)} tokens, {specials}, splitter={self.splitter!r})"
 
     def __reduce__(self):
-        return _from_definition, (self._definition,)
+        return _from_definition, (self._definition, self._usage)
 
     # ----------------------------------------------------------------------------------------- text -> ids
 
@@ -177,6 +190,15 @@ class Tokenizer:
         if isinstance(texts, str):
             raise TypeError(f"a batch is a list of texts; did you mean [{texts!r:.60}]?")
         return [self.encode(text, specials) for text in texts]
+
+    def encode_sentence(self, text: str, specials: str = "token", truncate: int | None = None) -> list[int]:
+        """Return the ids of `text` between the tokenizer's own `begin` and `end` tokens.
+
+        truncate: the most ids, those around included; the end of the text is cut.
+        """
+        before = [self._specials[token] for token in self._definition.begin]
+        after = [self._specials[token] for token in self._definition.end]
+        return frame(self.encode(text, specials), before, after, truncate)
 
     def encode_array(self, text: str, specials: str = "text") -> UInt[np.ndarray, " T"]:
         """Return the ids as uint16, or as uint32 if the vocabulary is larger: the quickest way to many ids.
@@ -210,17 +232,8 @@ class Tokenizer:
         """
         before = [self.special_id(text) for text in (self._definition.begin if begin is None else begin)]
         after = [self.special_id(text) for text in (self._definition.end if end is None else end)]
-        if keep not in ("start", "end"):
-            raise ValueError(f"keep is 'start' or 'end', not {keep!r}")
         rows = self.encode_batch(texts, specials)
-        if truncate is not None:
-            room = truncate - len(before) - len(after)
-            if room < 0:
-                raise ValueError(
-                    f"truncate={truncate} is less than the {truncate - room} begin and end tokens"
-                )
-            rows = [row[:room] if keep == "start" else row[max(0, len(row) - room) :] for row in rows]
-        return pad_batch([before + row + after for row in rows], self.special_id(pad), side, width)
+        return pad_sentences(rows, before, after, self.special_id(pad), side, truncate, keep, width)
 
     def compression(self, text: str) -> float:
         """Return UTF-8 bytes per token, special tokens read as text; an empty text is a ValueError."""
@@ -279,8 +292,11 @@ class Tokenizer:
         """Return the text of the tokens; bytes that are not UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
-    def stream(self) -> TextStream:
-        """Return an incremental decoder: `feed(id)` and `flush()` give the text as it becomes certain."""
+    def stream(self, continuing: bool = False) -> TextStream:
+        """Return an incremental decoder: `feed(id)` and `flush()` give the text as it becomes certain.
+
+        continuing: the ids go on with a text; here that makes no difference.
+        """
         return TextStream(self.token_bytes)
 
     # ----------------------------------------------------------------------------------------------- files
@@ -290,9 +306,12 @@ class Tokenizer:
 
         NAME.json: Hugging Face's tokenizer.json, which holds everything. vocab.json: GPT-2's pair, with
         merges.txt. NAME.tiktoken: ranks; special tokens and splitter are given again on loading. Anything
-        else is a folder, for tokenizer.json. What a format cannot hold is a ValueError.
+        else is a folder, for tokenizer.json and what goes beside it. What a format cannot hold: ValueError.
         """
-        return write_definition(self._definition, Path(path))
+        written = write_definition(self._definition, Path(path))
+        if Path(path).is_dir():
+            write_usage(self._usage, Path(path))
+        return written
 
     @classmethod
     def load(
@@ -318,8 +337,9 @@ class Tokenizer:
             raise ValueError(f"{path}: {error.args[0]}") from error
 
 
-def _from_definition(definition: Definition) -> Tokenizer:
-    return Tokenizer(**vars(definition))
+def _from_definition(definition: Definition, usage: Usage | None = None) -> Tokenizer:
+    tokenizer = Tokenizer(**vars(definition))
+    return tokenizer if usage is None else tokenizer.with_usage(usage)
 
 
 def _check_mode(specials: str) -> str:

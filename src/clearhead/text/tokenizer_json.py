@@ -14,6 +14,8 @@ from clearhead.text.normalise import CONTROL
 from clearhead.text.pretokenize import SPLITTERS
 
 _STEPS = {"NFC": "nfc", "NFKC": "nfkc", "Lowercase": "lowercase"}
+_DIGITS = "digits"  # half of a splitter: each digit on its own, then what ByteLevel does
+_THEN_GPT2 = {"none": "gpt2", _DIGITS: "smollm"}
 _SPLITTER_OF = {pattern: name for name, pattern in SPLITTERS.items() if pattern is not None}
 
 
@@ -81,14 +83,18 @@ def _read_pre_tokenizer(stage: Any) -> tuple[str, Alphabet]:
             if expect(part.get("add_prefix_space", True), bool, "add_prefix_space"):
                 raise ValueError("pre_tokenizer ByteLevel with add_prefix_space is not supported")
             if expect(part.get("use_regex", True), bool, "use_regex"):
-                if splitter != "none":
+                if splitter not in _THEN_GPT2:
                     raise ValueError("two splitters one after the other are not supported")
-                splitter = "gpt2"
+                splitter = _THEN_GPT2[splitter]
+            elif splitter == _DIGITS:
+                raise ValueError("pre_tokenizer Digits without the splitter of ByteLevel is not supported")
             alphabet = "bytes"
+        elif kind == "Digits" and place == 0 and len(parts) == 2 and part.get("individual_digits") is True:
+            splitter = _DIGITS
         elif kind == "Split" and place == 0:
             splitter = _read_split(part)
         else:
-            known = "Split with a known pattern, then ByteLevel"
+            known = "Split with a known pattern or individual Digits, then ByteLevel"
             raise ValueError(f"pre_tokenizer {kind} is not supported here; what is: {known}")
     return splitter, alphabet
 
@@ -323,6 +329,9 @@ def _write_normalizer(steps: tuple[str, ...]) -> dict[str, Any] | None:
 def _write_pre_tokenizer(splitter: str, alphabet: Alphabet | None) -> dict[str, Any] | None:
     if splitter == "gpt2" and alphabet == "bytes":
         return _BYTE_LEVEL | {"use_regex": True}
+    if splitter == "smollm" and alphabet == "bytes":
+        digits = {"type": "Digits", "individual_digits": True}
+        return {"type": "Sequence", "pretokenizers": [digits, _BYTE_LEVEL | {"use_regex": True}]}
     parts: list[dict[str, Any]] = []
     if (pattern := SPLITTERS[splitter]) is not None:
         parts.append(

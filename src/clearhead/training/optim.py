@@ -187,7 +187,8 @@ def parameter_groups(
         starts = [start for start in scales if name == start or name.startswith(start + ".")]
         unused.difference_update(starts)
         scale = scales[max(starts, key=len)] if starts else 1.0
-        groups.setdefault((p.ndim >= 2, scale), []).append(p)
+        decays = p.ndim >= 2 and not name.endswith("bias")  # experts' biases are a table
+        groups.setdefault((decays, scale), []).append(p)
     if unused:
         parts = ", ".join(dict.fromkeys(name.split(".")[0] for name, _ in model.named_parameters()))
         raise ValueError(f"lr_scales names {', '.join(sorted(unused))}, but the model's parts are {parts}")

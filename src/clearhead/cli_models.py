@@ -1,0 +1,313 @@
+"""The verbs for models that exist: check them, talk with them, compare texts and words, change their form.
+
+Each verb is a few lines around a library function of the same meaning. `place` is the folder of a run, a
+folder in Hugging Face form, a GGUF file, or, with --download, a name on the Hugging Face Hub.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    import torch
+
+    from clearhead.model.transformer import Transformer
+    from clearhead.published.selfcheck import Row
+    from clearhead.text.foreign import AnyTokenizer
+
+Kind = Literal["cosine", "dot", "euclidean", "manhattan", "chebyshev"]
+Json = Annotated[bool, arg(name="json")]
+
+
+def open_model(
+    place: str | Path,
+    device: str = "auto",
+    download: bool = False,
+    dtype: "torch.dtype | None" = None,
+) -> "tuple[Transformer, AnyTokenizer | None]":
+    """The model and the tokenizer at a place; a place that is nothing is a FileNotFoundError."""
+    from clearhead.published.models import load
+    from clearhead.training.loop import find_device
+    from clearhead.training.run_folder import RunFolder, load_run
+
+    path = Path(place)
+    if RunFolder(path).model_file.is_file() and not (path / "config.json").is_file():
+        model, tokenizer = load_run(path, find_device(device))
+        return (model if dtype is None else model.to(dtype)), tokenizer
+    if not path.exists() and not download:
+        raise FileNotFoundError(
+            f"there is no {place}; give the folder of a run or of a published model, a GGUF file, or with "
+            "--download a name on the Hugging Face Hub"
+        )
+    return load(place, dtype=dtype, device=find_device(device), download=download)
+
+
+def open_speaker(place: str | Path, device: str, download: bool) -> "tuple[Transformer, AnyTokenizer]":
+    """The same; a model without a tokenizer is a ValueError."""
+    model, tokenizer = open_model(place, device, download)
+    if tokenizer is None:
+        raise ValueError(f"{place} holds no tokenizer, which turns text into the model's tokens and back")
+    return model, tokenizer
+
+
+def selfcheck(
+    place: Positional[str | None] = None,
+    family: tuple[str, ...] = (),
+    device: str = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Check that models give the numbers they should: a table, and exit code 1 if one is off.
+
+    Args:
+        place: the folder of a published model; without one, a tiny random model of each family.
+        family: only these families.
+        device: cpu or cuda, where ours run; transformers runs on the CPU.
+        as_json: print one JSON object.
+    """
+    from clearhead.published import selfcheck as check
+    from clearhead.training.loop import find_device
+
+    if place is None:
+        found = check.selfcheck(list(family) or None, find_device(device))
+    elif family:
+        raise ValueError(f"--family {family[0]} is for tiny models; {place} is one model")
+    else:
+        found = check_place(place, device)
+    rows: list[Row] = []
+    for row in found:
+        rows.append(row)
+        if not as_json:
+            mark = "ok" if row.ok else "NOT OK"
+            print(f"{row.family:<14}{row.path:<15}{row.max_abs_diff:>10.1e} <= {row.tolerance:.1e}  {mark}")
+    ok = all(row.ok for row in rows)
+    if as_json:
+        print(json.dumps({"ok": ok, "rows": [row.to_dict() for row in rows]}))
+    else:
+        print(f"{len(rows)} checks, {sum(not row.ok for row in rows) or 'none'} above tolerance")
+    if not ok:
+        raise SystemExit(1)
+
+
+def check_place(place: str, device: str) -> "Iterator[Row]":
+    """The table of one model."""
+    import torch
+
+    from clearhead.published.selfcheck import check_model, open_theirs
+    from clearhead.training.loop import find_device
+
+    model, _ = open_model(place, "cpu", dtype=torch.float32)
+    theirs = open_theirs(Path(place), model) if Path(place).is_dir() else None
+    return check_model(Path(place).name, model, theirs, device=find_device(device))
+
+
+def embed(
+    place: Positional[str],
+    texts: Positional[tuple[str, ...]] = ("-",),
+    search: Path | None = None,
+    kind: Kind = "cosine",
+    top_k: int = 10,
+    pool: Literal["mean", "first", "last"] | None = None,
+    normalise: bool | None = None,
+    device: str = "auto",
+    download: bool = False,
+    as_json: Json = False,
+) -> None:
+    """Vectors of texts: how alike they are, or which lines of a file are nearest to them.
+
+    Args:
+        place: a run, a published model, a GGUF file, or a name with --download.
+        texts: the texts; - reads them from standard input, one a line.
+        search: a text file; each text is answered with its nearest lines.
+        kind: cosine, dot, euclidean, manhattan or chebyshev.
+        top_k: how many lines.
+        pool: what stands for a text: the mean of its tokens, the first, the last; by default as published.
+        normalise: give the vectors length 1; by default as published.
+        device: auto, cpu or cuda.
+        download: fetch the model by its name.
+        as_json: print one JSON object, with the vectors.
+    """
+    from clearhead.published import similarity
+
+    given = read_texts(texts)
+    model, tokenizer = open_speaker(place, device, download)
+    options: dict[str, Any] = {"pool": pool, "normalise": normalise}
+    vectors = similarity.embed(model, tokenizer, given, **options)
+    if search is not None:
+        lines = [line for line in search.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if not lines:
+            raise ValueError(f"{search} has no lines to search")
+        table = similarity.embed(model, tokenizer, lines, **options)
+        answers = [similarity.nearest(vector, table, kind=kind, top_k=top_k) for vector in vectors]
+        named = [[(lines[row], value) for row, value in found] for found in answers]
+        show_answers(given, named, kind, as_json)
+        return
+    values = similarity.similarity(vectors, vectors, kind).tolist()
+    if as_json:
+        print(json.dumps({"texts": given, "vectors": vectors.tolist(), "kind": kind, "similarity": values}))
+    elif len(given) == 1:
+        print(" ".join(f"{number:.6g}" for number in vectors[0].tolist()))
+    else:
+        for number, (text, row) in enumerate(zip(given, values, strict=True), 1):
+            print(" ".join(f"{value:8.4f}" for value in row) + f"  {number} {text}")
+
+
+def show_answers(asked: list[str], answers: list[list[tuple[str, float]]], kind: str, as_json: bool) -> None:
+    """Print what was found for each question."""
+    if as_json:
+        found = [
+            {"query": query, "found": [{"text": text, "value": value} for text, value in answer]}
+            for query, answer in zip(asked, answers, strict=True)
+        ]
+        print(json.dumps({"kind": kind, "answers": found}))
+        return
+    for query, answer in zip(asked, answers, strict=True):
+        if len(asked) > 1:
+            print(f"{query}:")
+        for text, value in answer:
+            print(f"{value:8.4f}  {text}")
+
+
+def neighbours(
+    place: Positional[str],
+    words: Positional[str],
+    kind: Kind = "cosine",
+    top_k: int = 10,
+    download: bool = False,
+    as_json: Json = False,
+) -> None:
+    """The tokens nearest to a word in a model's embedding, or to a sum such as "king - man + woman".
+
+    Args:
+        place: a run, a published model, a GGUF file, or a name with --download.
+        words: a word, or words with + and - between them.
+        kind: cosine, dot, euclidean, manhattan or chebyshev.
+        top_k: how many tokens.
+        download: fetch the model by its name.
+        as_json: print one JSON object.
+    """
+    from clearhead.published import similarity
+
+    model, tokenizer = open_speaker(place, "cpu", download)
+    found = similarity.neighbours(model, tokenizer, words, kind=kind, top_k=top_k)
+    show_answers([words], [found], kind, as_json)
+
+
+def chat(
+    place: Positional[str],
+    system: str | None = None,
+    max_new_tokens: int = 512,
+    temperature: float = 0.7,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int | None = None,
+    device: str = "auto",
+    download: bool = False,
+) -> None:
+    """Talk with a chat model; it answers each line as it comes. An empty line or Ctrl-D ends.
+
+    Args:
+        place: a published model, a GGUF file, or a name with --download.
+        system: what the model is told before all else.
+        max_new_tokens: how long an answer may be.
+        temperature: 0 takes the likeliest token; higher is more varied.
+        top_k: draw from the k likeliest tokens; 0: all.
+        top_p: draw from the likeliest tokens that together have this probability.
+        seed: makes the draws repeatable.
+        device: auto, cpu or cuda.
+        download: fetch the model by its name.
+    """
+    from clearhead.generation.conversation import Conversation
+
+    model, tokenizer = open_speaker(place, device, download)
+    talk = Conversation(model, tokenizer, system)
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    forgotten = 0
+    for line in read_lines():
+        for piece in talk.say(line, max_new_tokens=min(max_new_tokens, model.config.max_len // 2), **options):
+            print(piece, end="", flush=True)
+        print()
+        if talk.forgotten > forgotten:
+            forgotten = talk.forgotten
+            print(f"note: {forgotten} messages no longer fit and are forgotten", file=sys.stderr)
+
+
+def read_lines() -> Iterator[str]:
+    """Lines of standard input up to an empty one, with a prompt where a person types."""
+    person = sys.stdin.isatty()
+    while True:
+        if person:
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line.strip():
+            return
+        yield line.strip()
+
+
+def read_texts(texts: Sequence[str]) -> list[str]:
+    """The texts of a command line; - stands for the lines of standard input."""
+    from clearhead.cli import text_or_stdin
+
+    if list(texts) != ["-"]:
+        return list(texts)
+    lines = [line for line in text_or_stdin("-").splitlines() if line.strip()]
+    if not lines:
+        raise ValueError("standard input has no lines of text")
+    return lines
+
+
+def export(
+    place: Positional[str],
+    out: Positional[Path],
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+    download: bool = False,
+) -> None:
+    """Write a model as a folder that transformers and clearhead read: weights, config.json, tokenizer.json.
+
+    Args:
+        place: a run, a published model, a GGUF file, or a name with --download.
+        out: the folder to write.
+        dtype: the type of the weights; by default as they are.
+        download: fetch the model by its name.
+    """
+    import torch
+
+    from clearhead.published.models import save
+
+    if out.resolve() == Path(place).resolve():
+        raise ValueError(f"{out} is the model itself; choose another folder")
+    model, tokenizer = open_model(place, "cpu", download, None if dtype is None else getattr(torch, dtype))
+    save(model, tokenizer, out)
+    size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    names = ", ".join(sorted(file.name for file in out.iterdir()))
+    print(f"{size / 1e6:.1f} MB of weights; {names} -> {out}")
+
+
+def import_model(
+    place: Positional[str],
+    out: Positional[Path],
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+    download: bool = False,
+) -> None:
+    """Read a model from elsewhere, GGUF, .bin or a name to download, and write it as a folder.
+
+    Args:
+        place: a published model, a GGUF file, or a name with --download.
+        out: the folder to write.
+        dtype: the type of the weights; by default as they are, of a GGUF file float32.
+        download: fetch the model by its name.
+    """
+    export(place, out, dtype, download)
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    "chat": chat,
+    "embed": embed,
+    "neighbours": neighbours,
+    "import": import_model,
+    "export": export,
+    "selfcheck": selfcheck,
+}
