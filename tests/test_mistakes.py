@@ -148,8 +148,8 @@ MISTAKES = {
     "folder without a tokenizer": row("tokenizer show corpus", "corpus", "tokenizer.json"),
     "tokenizer of another kind": row(
         "tokenizer show t/tokenizer.json",
-        "tokenizer.json",
-        "WordPiece",
+        "t/tokenizer.json",
+        "cannot read",
         files={"t/tokenizer.json": WORDPIECE},
     ),
     "broken tokenizer.json": row("tokenizer show t", "tokenizer.json", files={"t/tokenizer.json": '{"model'}),
@@ -275,8 +275,8 @@ MISTAKES = {
     "resume from broken checkpoints": row(
         "train recipe.toml --run run --resume", "step-00000010", "step-00000005", before=flip_every_checkpoint
     ),
-    "no such run": row("generate nowhere The", "nowhere holds no run", "clearhead train"),
-    "folder that is no run": row("generate corpus The", "corpus holds no run", "tokenizer.json"),
+    "no such run": row("generate nowhere The", "there is no nowhere", "folder of a run", "GGUF"),
+    "folder that is no run": row("generate corpus The", "corpus holds neither a run", "config.json"),
     "run without its tokenizer": row(
         "generate run The", "run holds no run", "tokenizer.json", before=remove("run/tokenizer.json")
     ),

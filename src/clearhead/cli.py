@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import tyro
-from tyro.conf import Positional, arg
+from tyro.conf import AvoidSubcommands, Positional, arg
 
 from clearhead.cli_models import VERBS as MODEL_VERBS
 from clearhead.cli_models import open_speaker
@@ -186,7 +186,7 @@ class TrainCommand:
 
 def train(argv: Sequence[str]) -> None:
     """Train a model by a recipe, or go on with a run that was stopped."""
-    options = {}
+    options: dict[str, Any] = {"config": (AvoidSubcommands,)}  # experts and the like only if the recipe has some
     if argv and not argv[0].startswith("-"):  # the recipe's values become the defaults of the flags
         options["default"] = TrainCommand(argv[0], flags_start(load_recipe(find_recipe(argv[0])), argv))
     elif not {"-h", "--help"} & set(argv):

@@ -34,8 +34,16 @@ def open_model(
     from clearhead.training.loop import find_device
     from clearhead.training.run_folder import RunFolder, load_run
 
-    path = Path(place)
-    if RunFolder(path).model_file.is_file() and not (path / "config.json").is_file():
+    path, published = Path(place), False
+    if path.is_dir():
+        published = (path / "config.json").is_file() or bool(list(path.glob("*.gguf")))
+        run = RunFolder(path)
+        if not published and not run.model_file.exists() and not run.checkpoints.exists():
+            raise FileNotFoundError(
+                f"{place} holds neither a run (model.json, tokenizer.json, checkpoints) nor a published model "
+                "(config.json, or one .gguf file)"
+            )
+    if path.is_dir() and not published:
         model, tokenizer = load_run(path, find_device(device))
         return (model if dtype is None else model.to(dtype)), tokenizer
     if not path.exists() and not download:

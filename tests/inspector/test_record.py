@@ -55,7 +55,7 @@ CASES = {
     ),
     "learned": (
         LEARNED,
-        ["embed", "positions", *names_of_block(0, LEARNED_BLOCK), "decoder", "head", "logits"],
+        ["embed", "decoder.positions", *names_of_block(0, LEARNED_BLOCK), "decoder", "head", "logits"],
     ),
     "sandwich": (
         SANDWICH,
@@ -152,7 +152,7 @@ def test_every_value_follows_from_the_recorded_ones_before_it(case: str) -> None
     equal("embed", state["embed.weight"][tokens])
     x = values["embed"]
     if config.positions == "learned":
-        x = x + values["positions"]
+        x = x + values["decoder.positions"]
     if config.positions == "sinusoidal":
         x = x + sinusoidal(places, 24)
     for i in range(config.n_layers):

@@ -356,7 +356,7 @@ def test_mistakes_are_named() -> None:
         ModelConfig(n_encoder_layers=3)
     with pytest.raises(ValueError, match="d_model=24 is not divisible by n_heads=5"):
         ModelConfig(shape="encoder-decoder", d_model=24, n_heads=4, n_encoder_heads=5)
-    with pytest.raises(ValueError, match="no window, no rotary_layers, no experts"):
+    with pytest.raises(ValueError, match="no window, no rotary_layers and no latent"):
         ModelConfig(shape="encoder-decoder", window=3)
     with pytest.raises(ValueError, match="this model has none"):
         build("encoder")(tokens, types=tokens)

@@ -96,7 +96,7 @@ def gpt2(transformers):
     state = theirs.state_dict()
     ours = {
         "embed.weight": state["transformer.wte.weight"],
-        "positions.weight": state["transformer.wpe.weight"],
+        "decoder.positions.weight": state["transformer.wpe.weight"],
         "decoder.norm.weight": state["transformer.ln_f.weight"],
         "decoder.norm.bias": state["transformer.ln_f.bias"],
         "head.weight": state["transformer.wte.weight"],

@@ -257,10 +257,10 @@ class Attention(nn.Module):
         """
         if remembered is None:
             q, k, v = self.project(self, x, x if source is None else source)
-            keys, values = self.heads(k, self.k_norm, self), split_heads(self.limit(v), self.d_head)
+            queries, keys = self.heads(q, self.q_norm, self), self.heads(k, self.k_norm, self)
+            values = split_heads(self.limit(v), self.d_head)
         else:
-            q, (keys, values) = self.q(x), remembered
-        queries = self.heads(q, self.q_norm, self)
+            queries, (keys, values) = self.heads(self.q(x), self.q_norm, self), remembered
         if rotation is not None:
             queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         queries, keys, values = tap("queries", queries), tap("keys", keys), tap("values", values)

@@ -258,7 +258,7 @@ class ForeignTokenizer:
                 definition = older_files.definition(path, usage)
             return cls(definition, usage)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise ValueError(f"{file if file.is_file() else path}: {error}") from None
 
 
 AnyTokenizer = Tokenizer | ForeignTokenizer
