@@ -138,7 +138,7 @@ def test_sizes_follow_the_latent_and_wrong_ones_are_refused() -> None:
         latent_model(d_head=8)
     with pytest.raises(ValueError, match="kv_rank=0 must be at least 1"):
         LatentConfig(q_rank=20, kv_rank=0, d_plain=10, d_rotary=8, d_value=14)
-    with pytest.raises(ValueError, match="turns pairs of features, of which a head has 7"):
+    with pytest.raises(ValueError, match="turns pairs of features and d_rotary=7 is odd"):
         latent_model(latent=LatentConfig(q_rank=20, kv_rank=18, d_plain=10, d_rotary=7, d_value=14))
 
 

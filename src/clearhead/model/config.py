@@ -26,6 +26,25 @@ Pool = Literal["first", "mean", "last"]
 InitialWeights = Literal["course", "gpt2", "zero_out"]
 
 
+# The fields that each kind of scaling looks at.
+SCALING_FIELDS: dict[Scaling, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": (
+        "factor",
+        "original_max_len",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all",
+        "truncate",
+    ),
+    "longrope": ("factor", "original_max_len", "attention_factor", "short_factors", "long_factors"),
+    "llama3": ("factor", "original_max_len", "low_freq_factor", "high_freq_factor"),
+}
+
+
 @dataclass(frozen=True)
 class RotaryScaling:
     """How the rotary frequencies are changed so that more positions fit than in training; see position.py."""
@@ -57,6 +76,14 @@ class RotaryScaling:
                 raise ValueError(f"{name} must be positive numbers")
         if self.original_max_len < 0:
             raise ValueError(f"original_max_len={self.original_max_len} must be at least 0")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor={self.low_freq_factor} must be less than "
+                f"high_freq_factor={self.high_freq_factor}"
+            )
+        for name in given(self):
+            if name not in ("kind", *SCALING_FIELDS[self.kind]):
+                raise ValueError(f"{name} has no effect on a {self.kind} scaling; leave it out")
 
 
 @dataclass(frozen=True)
@@ -99,6 +126,8 @@ class ExpertsConfig:
             )
         if self.shared_gate and not self.shared_d_ff:
             raise ValueError("shared_gate=True needs a shared expert: give shared_d_ff")
+        if self.limit is None and "limit_slope" in given(self):
+            raise ValueError(f"limit_slope={self.limit_slope} has no effect without a limit")
 
 
 @dataclass(frozen=True)
@@ -217,10 +246,33 @@ class ModelConfig:
             _check_positive("window", self.window)
         if self.latent is not None and self.d_head != d_head:
             raise ValueError(f"d_head={self.d_head} is not the latent's d_plain + d_rotary = {d_head}")
+        for name in ("windowed_layers", "rotary_layers", "expert_layers"):
+            choice = getattr(self, name)
+            if choice is not None and len(choice) != self.n_layers:
+                raise ValueError(f"{name} has {len(choice)} entries for n_layers={self.n_layers}")
+        self._check_positions()
+        self._check_encoder()
+        self._check_effects()
+        if self.head in ("sequence", "token") and self.n_labels < 1:
+            raise ValueError(f"head={self.head!r} needs n_labels of at least 1, got {self.n_labels}")
+        for name in ("embed_dropout", "attn_dropout", "residual_dropout", "ff_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not a probability in [0, 1)")
+        for name in ("rotary_theta", "window_rotary_theta", "qkv_clip", "attn_softcap", "logit_softcap"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name}={value} must be a positive number")
+        if not 0 <= self.norm_eps < math.inf:
+            raise ValueError(f"norm_eps={self.norm_eps} must be a number of at least 0")
+
+    def _check_positions(self) -> None:
+        """Raise ValueError for positions that do not fit the sizes."""
         if self.positions == "rotary" and self.turned_width % 2:
+            turned = f"d_head={self.d_head}" if self.rotary_dim is None else f"rotary_dim={self.rotary_dim}"
+            turned = turned if self.latent is None else f"d_rotary={self.latent.d_rotary}"
             raise ValueError(
-                f"positions='rotary' turns pairs of features, of which a head has {self.turned_width}; use "
-                f"an even d_head or rotary_dim (d_model={self.d_model}, n_heads={self.n_heads})"
+                f"positions='rotary' turns pairs of features and {turned} is odd; make it even "
+                f"(d_model={self.d_model}, n_heads={self.n_heads})"
             )
         if self.positions == "rotary" and self.turned_width > self.head_width and self.latent is None:
             raise ValueError(f"rotary_dim={self.rotary_dim} exceeds d_head={self.d_head}")
@@ -228,24 +280,19 @@ class ModelConfig:
             for name in ("short_factors", "long_factors"):
                 if len(getattr(self.rotary_scaling, name)) != self.turned_width // 2:
                     raise ValueError(f"{name} must be {self.turned_width // 2} numbers, one per turned pair")
-        for name in ("windowed_layers", "rotary_layers", "expert_layers"):
-            choice = getattr(self, name)
-            if choice is not None and len(choice) != self.n_layers:
-                raise ValueError(f"{name} has {len(choice)} entries for n_layers={self.n_layers}")
-        self._check_encoder()
-        if self.head in ("sequence", "token") and self.n_labels < 1:
-            raise ValueError(f"head={self.head!r} needs n_labels of at least 1, got {self.n_labels}")
-        for name in ("embed_dropout", "attn_dropout", "residual_dropout", "ff_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not a probability in [0, 1)")
         if self.positions.startswith("sinusoidal") and self.d_model % 2:
             raise ValueError(
                 f"d_model={self.d_model} is odd and positions={self.positions!r} fills pairs of features"
             )
-        if not 0 < self.rotary_theta < math.inf:
-            raise ValueError(f"rotary_theta={self.rotary_theta} must be a positive number")
-        if not 0 <= self.norm_eps < math.inf:
-            raise ValueError(f"norm_eps={self.norm_eps} must be a number of at least 0")
+        if self.positions == "relative":  # an encoder's rows are for two sides
+            for share in {"decoder": (2,), "encoder": (4,), "encoder-decoder": (2, 4)}[self.shape]:
+                exact = self.relative_buckets // share
+                if not 1 <= exact < self.relative_max_distance:
+                    raise ValueError(
+                        f"relative_buckets={self.relative_buckets} gives {exact} distances a row of their "
+                        f"own: at least 1 is needed, and relative_max_distance={self.relative_max_distance} "
+                        "must be more"
+                    )
 
     def _check_encoder(self) -> None:
         """Raise ValueError for what only an encoder-decoder has, or does not have."""
@@ -259,11 +306,44 @@ class ModelConfig:
                     f"expert_layers is for both stacks: n_encoder_layers={self.n_encoder_layers} must be "
                     f"n_layers={self.n_layers}, or leave expert_layers out"
                 )
-            check_heads(self.d_model, self.n_encoder_heads or self.n_heads, None, self.d_head)
+            own_width = None if "d_head" in self.following() else self.d_head
+            check_heads(self.d_model, self.n_encoder_heads or self.n_heads, None, own_width)
             return
         for name in ("source_vocab_size", "n_encoder_layers", "n_encoder_heads", "encoder_d_ff"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}={getattr(self, name)} needs shape='encoder-decoder'")
+
+    def _check_effects(self) -> None:
+        """Raise ValueError for a field that is given and cannot take effect beside the others."""
+        dense = self.experts is None or any(self.experts_at(layer) is None for layer in range(self.n_layers))
+        normed_first = self.norm_placement in ("pre", "sandwich")
+        two = self.head == "span" and self.n_labels == 2  # its start and its end
+        turning = ("rotary_theta", "rotary_layout", "rotary_dim", "rotary_scaling", "rotary_layers")
+        plain = ("qk_norm", "qkv_clip", "attn_softcap", "attn_sinks", "attn_scale_by_layer", "fused_qkv")
+        # what must hold, in words -> whether it does, the fields that need it
+        needs: dict[str, tuple[bool, tuple[str, ...]]] = {
+            "positions='rotary'": (self.positions == "rotary", (*turning, "window_rotary_theta")),
+            "positions='learned'": (self.positions == "learned", ("position_offset",)),
+            "a window": (self.window is not None, ("windowed_layers", "window_rotary_theta")),
+            "experts": (self.experts is not None, ("expert_layers",)),
+            "a layer without experts": (dense, ("gated", "ff_bias", "ff_dropout")),
+            "attention without a latent": (self.latent is None, (*plain, "out_bias", "rotary_dim")),
+            "an RMSNorm": (self.norm == "rms" or self.qk_norm != "none", ("norm_offset", "norm_wide_gain")),
+            "a norm before attention": (normed_first, ("first_attn_norm",)),
+            "head_activation": (self.head_activation is not None, ("head_norm",)),
+            "head='sequence' or 'token'": (self.head in ("sequence", "token") or two, ("n_labels",)),
+            "head='embedding'": (self.head == "embedding", ("unit_length",)),
+        }
+        chosen = given(self)
+        for need, (holds, names) in needs.items():
+            for name in names:
+                if name in chosen and not holds:
+                    raise ValueError(f"{name}={getattr(self, name)!r:.80} has no effect: it needs {need}")
+        if self.latent is not None and self.kv_heads != self.n_heads:
+            raise ValueError(
+                f"n_kv_heads={self.n_kv_heads}: latent attention makes keys and values for each of "
+                f"n_heads={self.n_heads}"
+            )
 
     def _derived(self) -> dict[str, int]:
         """The sizes that follow from others when they are not given."""
@@ -410,11 +490,17 @@ def check_field_types(config: Any) -> None:
 
 
 def freeze_lists(config: Any) -> None:
-    """Make tuples of the lists that TOML and JSON give, so that the config stays a value."""
+    """Make tuples of the lists that TOML and JSON give for tuples, so that the config stays a value."""
     for field in fields(config):
         value = getattr(config, field.name)
-        if isinstance(value, list):
+        kinds = (field.type, *get_args(field.type))
+        if isinstance(value, list) and any(get_origin(kind) is tuple for kind in kinds):
             object.__setattr__(config, field.name, tuple(value))
+
+
+def given(config: Any) -> list[str]:
+    """The names of the fields that are not at their defaults."""
+    return [field.name for field in fields(config) if getattr(config, field.name) != field.default]
 
 
 def _check_positive(name: str, value: int) -> None:

@@ -1,4 +1,8 @@
-"""Where a token stands: sinusoidal tables, rotary embeddings.
+"""Where a token stands: sinusoidal tables, rotary embeddings and their scalings, relative distances.
+
+    sinusoidal   x + p, one fixed vector p per position
+    rotary       queries and keys are turned by angles that grow with the position
+    relative     each score + b, one learned number per head and bucket of distances
 
 Learned positions are an ordinary Embedding. All angles are float32 or wider and made by elementwise products:
 a position that passed through bfloat16 or a reduced-precision matrix product would be wrong from about 256
@@ -132,7 +136,7 @@ def frequencies_at(
         case "linear":
             return plain / scaling.factor, 1.0
         case "llama3":
-            return llama3_frequencies(plain, scaling, original), 1.0
+            return blended_frequencies(plain, scaling, original), 1.0
         case "yarn":
             return yarn_frequencies(plain, scaling, original, d_head, theta), yarn_factor(scaling)
         case "dynamic":  # the base grows with the longest sequence, so the angles depend on it
@@ -148,7 +152,7 @@ def frequencies_at(
             return plain / torch.where(beyond, long, short), longrope_factor(scaling, original, max_len)
 
 
-def llama3_frequencies(
+def blended_frequencies(
     plain: Float[Tensor, " pairs"], scaling: RotaryScaling, original: int
 ) -> Float[Tensor, " pairs"]:
     """Slow pairs are stretched by the factor, fast ones kept, those between blended (Llama 3.1)."""
@@ -161,7 +165,7 @@ def llama3_frequencies(
 def yarn_frequencies(
     plain: Float[Tensor, " pairs"], scaling: RotaryScaling, original: int, d_head: int, theta: float
 ) -> Float[Tensor, " pairs"]:
-    """As llama3, but the blend is linear in the pair's number (Peng et al. 2023, arXiv:2309.00071)."""
+    """The same blend, but linear in the pair's number (Peng et al. 2023, arXiv:2309.00071)."""
 
     def pair_that_turns(times: float) -> float:
         return d_head * math.log(original / (times * 2 * math.pi)) / (2 * math.log(theta))
@@ -178,7 +182,6 @@ def yarn_frequencies(
 
 def yarn_factor(scaling: RotaryScaling) -> float:
     """0.1 ln(factor) + 1, or the ratio of two such with their own weights; a given one goes before."""
-
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all:

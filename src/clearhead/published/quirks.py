@@ -8,7 +8,7 @@ one dictionary, or one dictionary per type of layer; older ones have `rope_theta
 import math
 from collections.abc import Callable
 
-from clearhead.model.config import ModelConfig, RotaryScaling
+from clearhead.model.config import SCALING_FIELDS, ModelConfig, RotaryScaling
 from clearhead.published.mapping import Json, Part, as_fields
 
 ACTIVATIONS = {  # config.json's names -> ours
@@ -21,7 +21,7 @@ ACTIVATIONS = {  # config.json's names -> ours
     "relu2": "relu_squared",
 }
 
-# Our fields of a scaling -> keys, and which of them each type has.
+# Our fields of a scaling -> keys, and those which a file of each type must have.
 _SCALING_KEYS = {
     "factor": "factor",
     "original_max_len": "original_max_position_embeddings",
@@ -35,22 +35,6 @@ _SCALING_KEYS = {
     "high_freq_factor": "high_freq_factor",
     "short_factors": "short_factor",
     "long_factors": "long_factor",
-}
-_OF_TYPE = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": (
-        "factor",
-        "original_max_len",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all",
-        "truncate",
-    ),
-    "longrope": ("factor", "original_max_len", "attention_factor", "short_factors", "long_factors"),
-    "llama3": ("factor", "original_max_len", "low_freq_factor", "high_freq_factor"),
 }
 _REQUIRED = {
     "linear": ("factor",),
@@ -173,9 +157,9 @@ def read_scaling(spelled: Json, settings: Json) -> RotaryScaling | None:
     kind = spelled.get("rope_type") or spelled.get("type") or "default"
     if kind == "default":
         return None
-    if not isinstance(kind, str) or kind not in _OF_TYPE:
-        raise ValueError(f"rope_type={kind!r:.80} is unknown; known: default, {', '.join(_OF_TYPE)}")
-    found = {field: spelled.get(_SCALING_KEYS[field]) for field in _OF_TYPE[kind]}
+    if not isinstance(kind, str) or kind not in SCALING_FIELDS:
+        raise ValueError(f"rope_type={kind!r:.80} is unknown; known: default, {', '.join(SCALING_FIELDS)}")
+    found = {field: spelled.get(_SCALING_KEYS[field]) for field in SCALING_FIELDS[kind]}
     missing = [_SCALING_KEYS[field] for field in _REQUIRED[kind] if found[field] is None]
     if missing:
         raise ValueError(f"rope_type={kind!r} needs {', '.join(missing)}")
@@ -193,7 +177,7 @@ def write_scaling(theta: float, scaling: RotaryScaling | None) -> Json:
     if scaling is None:
         return {"rope_type": "default", "rope_theta": theta}
     made: Json = {"rope_type": scaling.kind, "rope_theta": theta}
-    for field in _OF_TYPE[scaling.kind]:
+    for field in SCALING_FIELDS[scaling.kind]:
         value = getattr(scaling, field)
         if value != RotaryScaling.__dataclass_fields__[field].default or field in _REQUIRED[scaling.kind]:
             made[_SCALING_KEYS[field]] = list(value) if isinstance(value, tuple) else value
