@@ -218,6 +218,15 @@ MISTAKES = {
     "context beyond the model": row(
         "train recipe.toml --run x --train.context-length 33", "context_length=33", "max_len=32"
     ),
+    "shape that is not trained here": row(
+        "train recipe.toml --run x --model.shape encoder", "'encoder'", "model.shape='decoder'"
+    ),
+    "experts without a number of them": row(
+        "train r.toml --run x",
+        "[model.experts]",
+        "top_k",
+        files={"r.toml": "[model.experts]\nn_experts = 4\n"},
+    ),
     "unknown activation": row("train recipe.toml --run x --model.activation tanh", "tanh", "silu"),
     "dropout of everything": row("train recipe.toml --run x --model.ff-dropout 1", "ff_dropout=1"),
     "model beyond the memory": row(

@@ -7,12 +7,14 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from clearhead.model.config import ExpertsConfig
 from clearhead.model.transformer import Transformer
 from clearhead.text.batches import Batches
 from clearhead.text.shards import Shards
@@ -138,6 +140,26 @@ def test_ten_steps_are_five_and_five(template, tmp_path, cuts, kind):
         run(recipe, parts, resume=True, stop_after=cut)
     assert outcome(parts) == outcome(whole)
     assert [entry["step"] for entry in log_of(whole) if "loss" in entry] == list(range(10))
+
+
+def test_experts_learn_and_resume_exactly(template, tmp_path):
+    """Routers' losses count in the gradient, not in the log; corrections move by one rate a step; 10 = 5+5."""
+    experts = ExpertsConfig(4, 2, 24, correction_bias=True, balance_loss=0.5, z_loss=0.1, jitter=0.1)
+    recipe = tiny_recipe(
+        template, model={"experts": experts, "attn_dropout": 0.1}, batch_size=3, accumulation=2
+    )
+    whole = run(recipe, tmp_path / "whole")
+    parts = run(recipe, tmp_path / "parts", stop_after=5)
+    run(recipe, parts, resume=True)
+    assert outcome(parts) == outcome(whole)
+    bare = replace(recipe, model=recipe.model.replace(experts=replace(experts, balance_loss=0.0, z_loss=0.0)))
+    free = run(bare, tmp_path / "free")
+    assert losses(free)[0] == losses(whole)[0]
+    assert losses(free)[1] != losses(whole)[1]
+    state = RunFolder(whole).model()[0].state_dict()
+    moves = torch.stack([value for name, value in state.items() if name.endswith("correction")]) / 1e-3
+    assert moves.abs().max() > 1
+    torch.testing.assert_close(moves, moves.round(), atol=1e-3, rtol=0)
 
 
 def test_the_same_recipe_twice_gives_the_same_run(template, tmp_path):

@@ -287,14 +287,13 @@ SHARED = {(False, False): add_none, (True, False): add_shared, (True, True): add
 
 
 @torch.no_grad()
-def correct_balance(model: nn.Module, routing: Routing, rate: float = 1e-3) -> None:
+def correct_balance(model: nn.Module, load: Float[Tensor, "layers E"], rate: float = 1e-3) -> None:
     """Move each expert's correction by `rate`, up where fewer tokens than the mean chose it, else down.
 
     It balances the load without a loss that disturbs learning (Wang et al. 2024, arXiv:2408.15664). Call it
-    after an optimizer step; `routing` holds the step's pass.
+    after an optimizer step with `Routing.load()`, summed over the step's passes.
     """
     routers = [module for module in model.modules() if isinstance(module, Router)]
-    load = routing.load()
     for router, counts in zip(routers, load, strict=True):
         if router.config.correction_bias:
             router.correction += rate * torch.sign(counts.mean() - counts)

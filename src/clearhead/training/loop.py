@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.generation.decode import generate
+from clearhead.model.experts import Routing, correct_balance
 from clearhead.model.transformer import Transformer
 from clearhead.text.batches import Batch, Batches
 from clearhead.text.tokenizer import Tokenizer
@@ -205,28 +206,36 @@ class Trainer:
         n_targets = sum(int((part.targets != -100).sum()) for part in parts)
         self.model.train()
         total = torch.zeros((), device=self.device)
+        routings: list[Routing] = []
         for part in parts:
             torch.manual_seed(dropout_seed(settings.seed, step, part.first_sample))
-            loss = self._loss(part) / max(n_targets, 1)
-            loss.backward()
-            total += loss.detach()
+            loss, extra, routing = self._loss(part)
+            ((loss + extra) / max(n_targets, 1)).backward()
+            total += loss.detach() / max(n_targets, 1)
+            routings += [] if routing is None else [routing]
         norm = clip_gradients(self.model.parameters(), settings.clip or math.inf)
         loss_value, norm_value = torch.stack([total, norm]).tolist()  # the step's one wait for the device
         if math.isfinite(loss_value) and math.isfinite(norm_value):
             self.optimizer.step()
             self.skipped = 0
+            if routings:
+                correct_balance(self.model, torch.stack([routing.load() for routing in routings]).sum(0))
         else:
             self._refuse(step, loss_value)
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss_value, norm_value, n_targets)
 
-    def _loss(self, batch: Batch) -> Tensor:
-        """Sum of the token losses of one micro-batch."""
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor | float, Routing | None]:
+        """Sum of the token losses of one micro-batch; what its routers add, per target; what they decided."""
         documents = None if batch.documents is None else batch.documents.to(self.device)
+        experts = self.model.config.experts
+        routing = None if experts is None else Routing()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16"):
-            logits = self.forward(batch.inputs.to(self.device), documents=documents)
-        loss, _ = token_loss(logits, batch.targets.to(self.device))
-        return loss
+            logits = self.forward(batch.inputs.to(self.device), documents=documents, routing=routing)
+        loss, n_targets = token_loss(logits, batch.targets.to(self.device))
+        if experts is None or routing is None:
+            return loss, 0.0, None
+        return loss, routing.loss(experts) * n_targets, routing
 
     def _refuse(self, step: int, loss: float) -> None:
         """A loss or a gradient is not finite: no update; stop, or skip a bounded number of times in a row."""
@@ -292,11 +301,12 @@ class Trainer:
         """Median seconds of a step. The steps are real but for a learning rate of 0, which moves nothing."""
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
-        times = []
+        times, corrections = [], {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         for step in range(n_steps):
             started = time.perf_counter()
             self._learn(step)
             times.append(time.perf_counter() - started)
+        self.model.load_state_dict(corrections, strict=False)
         self.optimizer, self.skipped = make_optimizer(self.model, self.settings), 0
         return sorted(times[unmeasured:])[(n_steps - unmeasured) // 2]
 

@@ -9,7 +9,7 @@ A run saves its recipe with every choice filled in, so the run can be repeated f
 import math
 import os
 import tomllib
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -140,6 +140,11 @@ class Recipe:
                 f"train.context_length={self.train.context_length} exceeds "
                 f"model.max_len={self.model.max_len}; raise max_len or shorten the context"
             )
+        if self.model.shape != "decoder" or self.model.head != "lm":
+            raise ValueError(
+                f"training learns the next token: it needs model.shape='decoder' and model.head='lm', not "
+                f"{self.model.shape!r} and {self.model.head!r}"
+            )
         given = [f"{name}={value}" for name, value in self.train.budget().items()]
         if len(given) != 1:
             raise ValueError(
@@ -178,21 +183,32 @@ def recipe_from_dict(tables: dict[str, Any]) -> Recipe:
         if not isinstance(table, dict):
             raise ValueError(f"[{part.name}] must be a table of settings, not {table!r}")
         cls = type(getattr(Recipe(), part.name))
-        check_field_names(cls, table, part.name)
         try:
-            parts[part.name] = cls(**with_floats(cls, table))
-        except (ValueError, OverflowError) as error:
+            parts[part.name] = read_table(cls, table, part.name)
+        except OverflowError as error:
             raise ValueError(f"[{part.name}] {error}") from None
     return Recipe(**parts)
 
 
-def with_floats(cls: type, table: dict[str, Any]) -> dict[str, Any]:
-    """The table with 3.0 for TOML's 3 where the dataclass `cls` wants a float."""
-    floats = {field.name for field in fields(cls) if float in (field.type, *get_args(field.type))}
-    return {
-        name: float(value) if name in floats and type(value) is int else value
-        for name, value in table.items()
-    }
+def read_table(cls: type, table: dict[str, Any], name: str) -> Any:
+    """The dataclass `cls` with the values of a TOML table, 3.0 for 3 where it wants a float; tables inside
+    become its parts.
+    """
+    check_field_names(cls, table, name)
+    kinds = {field.name: (field.type, *get_args(field.type)) for field in fields(cls)}
+    made: dict[str, Any] = {}
+    for key, value in table.items():
+        part = next((kind for kind in kinds[key] if isinstance(kind, type) and is_dataclass(kind)), None)
+        if part is not None and isinstance(value, dict):
+            made[key] = read_table(part, value, f"{name}.{key}")
+        else:
+            made[key] = float(value) if float in kinds[key] and type(value) is int else value
+    try:
+        return cls(**made)
+    except TypeError as error:  # a value that must be given is not
+        raise ValueError(f"[{name}] {str(error).split('__init__() ')[-1]}") from None
+    except ValueError as error:
+        raise ValueError(f"[{name}] {error}") from None
 
 
 def find_recipe(name: str | Path) -> Path:
@@ -215,11 +231,13 @@ def save_recipe(recipe: Recipe, path: str | Path) -> None:
 
     TOML has no null: a missing key means none.
     """
-    tables = {
-        name: {key: value for key, value in table.items() if value is not None}
-        for name, table in asdict(recipe).items()
-    }
-    write_whole(path, tomli_w.dumps(tables))
+    write_whole(path, tomli_w.dumps(without_none(asdict(recipe))))
+
+
+def without_none(table: dict[str, Any]) -> dict[str, Any]:
+    """A table of tables without the keys that hold None."""
+    kept = {key: value for key, value in table.items() if value is not None}
+    return {key: without_none(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def write_whole(path: str | Path, text: str) -> None:
