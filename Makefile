@@ -39,6 +39,8 @@ $(VENV)/.installed-test: $(VENV)/.installed
 bench: $(VENV)/.installed-test       ## side by side with peers; appends to benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/tokenizer.py --record
 	$(BIN)/python benchmarks/training.py --record
+	$(BIN)/python benchmarks/experts.py --record
+	$(BIN)/python benchmarks/loading.py --record
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

