@@ -4,6 +4,7 @@ Each verb is a few lines around a library function of the same meaning. `place` 
 folder in Hugging Face form, a GGUF file, or, with --download, a name on the Hugging Face Hub.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -40,8 +41,8 @@ def open_model(
         run = RunFolder(path)
         if not published and not run.model_file.exists() and not run.checkpoints.exists():
             raise FileNotFoundError(
-                f"{place} holds neither a run (model.json, tokenizer.json, checkpoints) nor a published model "
-                "(config.json, or one .gguf file)"
+                f"{place} holds neither a run (model.json, tokenizer.json, checkpoints) nor a published "
+                "model (config.json, or one .gguf file)"
             )
     if path.is_dir() and not published:
         model, tokenizer = load_run(path, find_device(device))
@@ -70,6 +71,8 @@ def selfcheck(
 ) -> None:
     """Check that models give the numbers they should: a table, and exit code 1 if one is off.
 
+    Each number is the largest difference found on a path; -- where a family has no such path.
+
     Args:
         place: the folder of a published model; without one, a tiny random model of each family.
         family: only these families.
@@ -86,15 +89,18 @@ def selfcheck(
     else:
         found = check_place(place, device)
     rows: list[Row] = []
-    for row in found:
-        rows.append(row)
+    if not as_json:
+        print(check.table_head())
+    for _, group in itertools.groupby(found, lambda row: row.family):
+        rows += (line := list(group))
         if not as_json:
-            mark = "ok" if row.ok else "NOT OK"
-            print(f"{row.family:<14}{row.path:<15}{row.max_abs_diff:>10.1e} <= {row.tolerance:.1e}  {mark}")
+            print(check.table_line(line), flush=True)
     ok = all(row.ok for row in rows)
     if as_json:
         print(json.dumps({"ok": ok, "rows": [row.to_dict() for row in rows]}))
     else:
+        for row in (row for row in rows if not row.ok):
+            print(f"{row.family}, {row.path}: {row.max_abs_diff:.1e} is above {row.tolerance:.1e}")
         print(f"{len(rows)} checks, {sum(not row.ok for row in rows) or 'none'} above tolerance")
     if not ok:
         raise SystemExit(1)

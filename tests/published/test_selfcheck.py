@@ -67,6 +67,14 @@ def test_a_row_is_json() -> None:
     }
 
 
+def test_the_table_is_markdown() -> None:
+    """Every path has its column, a missing one shows as --, and what is above tolerance is marked."""
+    line = module.table_line([Row("bert", "plain", 0.0, 1e-5), Row("bert", "export", 2e-5, 1e-5)])
+    rule = module.table_head().splitlines()[1]
+    assert line.split() == f"| bert | 0 {'| -- ' * (len(module.COLUMNS) - 2)}| 2e-05! |".split()
+    assert line.count("|") == rule.count("|") == len(module.COLUMNS) + 2
+
+
 def test_an_unknown_family_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no family 'gpt5'; known: gpt2, llama"):
         next(selfcheck(["gpt5"]))

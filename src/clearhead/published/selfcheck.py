@@ -66,6 +66,37 @@ class Row:
         }
 
 
+# The columns of the table: a word for each path.
+COLUMNS = {
+    "plain": "plain",
+    "hidden states": "hidden",
+    "right padded": "right",
+    "left padded": "left",
+    "batched": "batched",
+    "cached": "cached",
+    "loss": "loss",
+    "gradients": "slopes",
+    "bf16": "bf16",
+    "float64": "float64",
+    "files": "files",
+    "export": "export",
+}
+
+
+def table_head() -> str:
+    """The first two lines of the table, in Markdown."""
+    names = [f"{'family':<13}", *(f"{name:>7}" for name in COLUMNS.values())]
+    rules = [f"{'':-<13}", *(f"{':':->7}" for _ in COLUMNS)]
+    return f"| {' | '.join(names)} |\n| {' | '.join(rules)} |"
+
+
+def table_line(rows: list[Row]) -> str:
+    """One family's line of the table, in Markdown; a number above its tolerance has an exclamation mark."""
+    found = {row.path: f"{row.max_abs_diff:.0e}{'' if row.ok else '!'}" for row in rows}
+    cells = [found.get(path, "--").replace("0e+00", "0") for path in COLUMNS]
+    return f"| {rows[0].family:<13} | {' | '.join(f'{cell:>7}' for cell in cells)} |"
+
+
 class Batch(NamedTuple):
     """Inputs of a pass: tokens and mask (True = real), and those of the source of an encoder-decoder."""
 
