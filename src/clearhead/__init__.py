@@ -31,8 +31,13 @@ _HOME = {
     # 3  published models, exactly
     "load": "published.models",
     "save": "published.models",
+    "embed": "published.similarity",
+    "similarity": "published.similarity",
+    "neighbours": "published.similarity",
     # 4  the model speaks
     "generate": "generation.decode",
+    "stream": "generation.decode",
+    "Conversation": "generation.conversation",
     # 5  the model learns
     "cross_entropy": "training.objectives",
     "clip_gradients": "training.optim",
