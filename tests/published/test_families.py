@@ -1,16 +1,10 @@
 """Dense decoders: tiny random models of every family give the numbers of `transformers`, both ways."""
 
-import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clearhead import ModelConfig
-from clearhead.published.families import FAMILIES
-from clearhead.published.mapping import read_config, write_config
-from clearhead.published.weights import find_family
 from reference.parity import check_decoder, tiny
 
 # All sizes differ, so that swapped ones crash.
@@ -42,8 +36,6 @@ GPT2_SIZES: dict[str, Any] = {
 def rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **more}}
 
-
-SHORT, LONG = [1.0, 1.5, 2.0], [2.0, 3.0, 5.0]
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", SIZES),
@@ -198,81 +190,3 @@ def test_a_tiny_model_equals_its_twin(name: str, transformers: Any, tmp_path: Pa
     theirs = tiny(transformers, class_name, **settings)
     exempt = "dynamic" in name or "longrope" in name
     check_decoder(theirs, tmp_path, exempt=exempt)
-
-
-# ----------------------------------------------------------------------------------- spellings of config.json
-
-OLD_ROPE = {"rope_theta": 777.0}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LONGROPE = {"short_factor": SHORT, "long_factor": LONG}
-
-# What older files say, beside the sizes.
-OLD: list[tuple[str, dict[str, Any]]] = [
-    ("llama", {"rope_scaling": None}),
-    ("llama", OLD_ROPE | {"rope_scaling": {"type": "linear", "factor": 2.0}}),
-    ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "torch_dtype": "float32"}),
-    ("llama", OLD_ROPE | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}),
-    ("llama", OLD_ROPE | {"rope_scaling": {"rope_type": "llama3", **LLAMA3}}),
-    ("llama", {"partial_rotary_factor": 0.5}),  # means nothing there without a scaling
-    ("mistral", {}),
-    ("mistral", OLD_ROPE | {"sliding_window": None}),
-    ("qwen2", {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 2}),
-    ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
-    ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3}),
-    ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
-    ("gemma", OLD_ROPE | {"hidden_act": "gelu", "hidden_activation": None}),
-    ("gemma2", {"sliding_window": 5, "attn_logit_softcapping": None}),
-    ("gemma3_text", {}),
-    (
-        "gemma3_text",
-        {"sliding_window": 5, "sliding_window_pattern": 2, "rope_theta": 500.0, "rope_local_base_freq": 30.0}
-        | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
-    ),
-    ("phi3", OLD_ROPE | {"partial_rotary_factor": 0.5, "num_attention_heads": 3, "num_key_value_heads": 3}),
-    (
-        "phi3",
-        OLD_ROPE | {"original_max_position_embeddings": 16, "rope_scaling": {"type": "longrope", **LONGROPE}},
-    ),
-    ("olmo2", OLD_ROPE),
-    (
-        "olmo3",
-        {"rope_theta": 500000, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "sliding_window": 5},
-    ),
-    ("smollm3", {"no_rope_layer_interval": 2}),
-    ("smollm3", {"use_sliding_window": True, "sliding_window": 5, "no_rope_layers": [1, 0, 1, 0, 0]}),
-]
-
-
-def read(settings: dict[str, Any]) -> ModelConfig:
-    family, class_name = find_family(settings)
-    return read_config(family, settings, class_name)
-
-
-@pytest.mark.parametrize(("model_type", "settings"), OLD, ids=[name for name, _ in OLD])
-def test_old_spellings_mean_what_transformers_makes_of_them(
-    model_type: str, settings: dict[str, Any], transformers: Any
-) -> None:
-    old = SIZES | {"model_type": model_type} | settings
-    new = transformers.AutoConfig.for_model(**copy.deepcopy(old)).to_json_string(use_diff=False)
-    assert read(old) == read(json.loads(new))
-
-
-def test_old_spellings_that_transformers_does_not_read() -> None:
-    """`su` was longrope's first name; older OLMo 3 files give one base to all layers."""
-    longrope = {"original_max_position_embeddings": 16, "rope_scaling": {"type": "su", **LONGROPE}}
-    scaling = read(SIZES | {"model_type": "phi3"} | longrope).rotary_scaling
-    assert scaling is not None and scaling.kind == "longrope"
-    olmo = read(SIZES | OLD_ROPE | {"model_type": "olmo3", "sliding_window": 5})
-    assert (olmo.rotary_theta, olmo.window_rotary_theta) == (777.0, None)
-
-
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_what_a_family_writes_it_reads(model_type: str) -> None:
-    """Each class alone: config.json of our config is read to that config."""
-    family = FAMILIES[model_type]
-    own = {"n_embd": 36, "n_layer": 3, "n_head": 6, "n_inner": 56, "n_positions": 48}
-    for class_name in family.classes:
-        config = read_config(family, SIZES | own | {"id2label": {"0": "a", "1": "b", "2": "c"}}, class_name)
-        assert config.n_labels == {"sequence": 3, "token": 3, "span": 2}.get(config.head, 0)
-        written = json.loads(json.dumps(write_config(family, config, class_name)))
-        assert read(written) == config

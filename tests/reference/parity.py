@@ -5,6 +5,7 @@ forgotten one is seen. The checks compare with HF's eager attention in float32.
 """
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ def tiny(transformers: Any, class_name: str, seed: int = 0, **settings: Any) -> 
             else:
                 tensor.copy_(noise / tensor.shape[-1] ** 0.5)
     return model
+
+
+def their_config(transformers: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """config.json as today's `transformers` writes it, from one of any age."""
+    config = transformers.AutoConfig.for_model(**copy.deepcopy(settings))
+    return json.loads(config.to_json_string(use_diff=False))
 
 
 def padded_batch(
