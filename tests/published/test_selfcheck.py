@@ -1,6 +1,7 @@
 """The table a user can run again: it covers every family, it is small numbers, and it notices injuries."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,13 @@ def test_the_table_is_markdown() -> None:
     rule = module.table_head().splitlines()[1]
     assert line.split() == f"| bert | 0 {'| -- ' * (len(module.COLUMNS) - 2)}| 2e-05! |".split()
     assert line.count("|") == rule.count("|") == len(module.COLUMNS) + 2
+
+
+def test_the_docs_hold_the_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "published.md").read_text(encoding="utf-8")
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.count("|") > 10}
+    assert lines.keys() == {*TWINS, "family", "-------------"}
+    assert "!" not in "".join(lines.values())
 
 
 def test_an_unknown_family_is_refused() -> None:
