@@ -23,11 +23,16 @@ from clearhead.published.weights import FAMILIES, own_tensors
 LENGTH = 24
 
 
-def tiny(transformers: Any, class_name: str, seed: int = 0, **settings: Any) -> Any:
-    """A model of this class with random tensors, in eval mode, with eager attention."""
+def tiny(
+    transformers: Any, class_name: str, seed: int = 0, options: dict[str, Any] | None = None, **settings: Any
+) -> Any:
+    """A model of this class with random tensors, in eval mode, with eager attention.
+
+    settings: of its config; options: of the class beside it.
+    """
     model_class = getattr(transformers, class_name)
     settings = {"attn_implementation": "eager"} | settings
-    model = model_class(model_class.config_class(**settings)).eval()
+    model = model_class(model_class.config_class(**settings), **options or {}).eval()
     generator = torch.Generator().manual_seed(seed)
     saved = model.state_dict(keep_vars=True)
     computed = {id(saved[name]) for name in model._keys_to_ignore_on_save or ()}

@@ -139,7 +139,7 @@ QWEN3_MOE = Family(
     ),
     fixed=LLAMA_FIXED | {"qk_norm": "head"},
     rows=in_decoder(LLAMA_LAYER, QK_NORMS, EXPERTS),
-    classes=decoder_classes("Qwen3Moe", WITH_SPANS),
+    classes=decoder_classes("Qwen3Moe", WITH_SPANS, spans="transformer."),
 )
 
 # ---------------------------------------------------------------------------------------------------- OLMoE

@@ -347,7 +347,7 @@ def run(model: Any, batch: Batch, device: str | torch.device = "cpu") -> Float[T
 
 def output_of(found: Any) -> Float[Tensor, "..."]:
     """Logits, or the hidden states of a model without a head."""
-    for name in ("logits", "last_hidden_state"):
+    for name in ("logits", "prediction_logits", "last_hidden_state"):
         if getattr(found, name, None) is not None:
             return getattr(found, name)
     return torch.stack([found.start_logits, found.end_logits], dim=-1)
