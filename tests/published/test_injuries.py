@@ -255,11 +255,15 @@ def test_files_of_torch_that_hold_no_plain_tensors(folder: Path) -> None:
         "holds a dict, not tensors by name": {1: torch.ones(2)},
         "is a str, not a tensor": tensors | {"model.norm.weight": "a"},
         "is no plain tensor (torch.int64": tensors | {"model.norm.weight": torch.arange(8)},
-        "is no plain tensor (torch.float32, torch.sparse_coo": tensors
+        "asks for torch._utils._rebuild_sparse_tensor": tensors
         | {"model.norm.weight": torch.ones(8).to_sparse()},
         "has shape (1000000000, 1000000)": tensors | {"model.norm.weight": huge},
         "claims (8,), more than the file holds": tensors | {"model.norm.weight": torch.ones(1).expand(8)},
-        "is no plain tensor": tensors | {"model.norm.weight": torch.empty(8, device="meta")},
+        "asks for torch._utils._rebuild_meta_tensor": tensors
+        | {"model.norm.weight": torch.empty(8, device="meta")},
+        "is no plain tensor (torch.complex64": tensors | {"model.norm.weight": torch.ones(8) * 1j},
+        "bytearray, which is no part of a tensor": tensors | {"a": Bomb(bytearray, 10**12)},
+        "a\\nb' is a int": tensors | {"a\nb": 1},
     }
     for said, value in odd.items():
         torch.save(value, folder / "pytorch_model.bin")

@@ -171,7 +171,7 @@ def test_a_byte_level_tokenizer_comes_along(tmp_path: Path) -> None:
 
 def test_a_broken_tokenizer_is_not_passed_over(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ValueError, match="model: model should be of type dict"):
+    with pytest.raises(ValueError, match="model should be of type dict"):
         load(folder)
 
 
@@ -334,7 +334,7 @@ def test_a_download_is_asked_for_by_name(folder: Path, monkeypatch: pytest.Monke
     model, _ = load("org/model", download=True)
     assert model.config.d_model == 24
     assert [name for name, _ in asked] == ["org/model"] and "*.bin" not in asked[0][1]
-    with pytest.raises(FileNotFoundError, match=r"cannot download 'org/absent': 404$"):
+    with pytest.raises(FileNotFoundError, match=r"cannot download 'org/absent' from the .* Hub: 404$"):
         fetch("org/absent")
     (folder / "model.safetensors").unlink()
     fetch("org/model")

@@ -169,6 +169,12 @@ class Decoding:
     ) -> None:
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 0")
+        if model.config.shape == "encoder" or model.config.head != "lm":
+            shape, head = model.config.shape, model.config.head
+            raise ValueError(
+                f"this model ({shape}, head {head!r}) says no next token; give a decoder or an encoder-decoder "
+                "with the head 'lm'"
+            )
         stops = _stop_strings(stop, tokenizer)
         self.special = special = _special_ids(model, tokenizer, start_id, eos_id, pad_id)
         self.pad_id, ends = special.pad or 0, special.ends or ()

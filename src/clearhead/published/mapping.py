@@ -19,6 +19,7 @@ map is one-to-one and no option need be asked for. Field names with a dot reach 
 `read_config(write_config(config)) == config` is the definition of "this family can hold this model".
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -45,6 +46,7 @@ TRAINING_ONLY = (
     "experts.balance_loss",
     "experts.z_loss",
 )
+LARGEST = 3.4e38  # of float32
 MOST_LAYERS = MOST_EXPERTS = 10_000  # a config that asks for more is damaged
 
 
@@ -220,7 +222,9 @@ def as_fields(config: type, values: Json) -> Json:
     real = {item.name for item in fields(config) if item.type in (float, float | None, tuple[float, ...])}
 
     def as_real(value: Any) -> Any:
-        return float(value) if type(value) is int and abs(value) < 2**53 else value
+        if isinstance(value, int | float) and LARGEST < abs(value) < math.inf:
+            raise ValueError(f"{name}={value!r:.40} is beyond the numbers of float32")
+        return float(value) if type(value) is int else value
 
     made: Json = {}
     for name, value in values.items():
@@ -344,7 +348,8 @@ def list_names(names: Any, most: int = 8) -> str:
     """Some names in one line, and how many more there are."""
     listed = sorted(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return (", ".join(f"{name:.120}" for name in listed[:most]) or "nothing") + more
+    shown = (name if name.isprintable() else ascii(name) for name in listed[:most])
+    return (", ".join(f"{name:.120}" for name in shown) or "nothing") + more
 
 
 # ------------------------------------------------------------------------------------------------ operations

@@ -15,8 +15,16 @@ import torch
 from clearhead.model.transformer import Transformer
 from clearhead.published.gguf import load_gguf
 from clearhead.published.layout import with_halves
-from clearhead.published.mapping import Json, read_config, write_config
-from clearhead.published.storage import ENDINGS, one_line, open_tensors, read_json, write_json, write_tensors
+from clearhead.published.mapping import Json, list_names, read_config, write_config
+from clearhead.published.storage import (
+    ENDINGS,
+    one_line,
+    open_tensors,
+    read_json,
+    replace_folder,
+    write_json,
+    write_tensors,
+)
 from clearhead.published.weights import (
     FAMILIES,
     Origin,
@@ -49,7 +57,9 @@ def load(
     family, or does not fit its config.json.
     """
     place = find_place(path, download)
-    if place.suffix == ".gguf":
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype={dtype} holds no fractions; give torch.float32, bfloat16 or float16")
+    if place.is_file():
         return load_gguf(place, dtype=dtype, device=device)
     settings = read_json(place / "config.json")
     try:
@@ -69,6 +79,8 @@ def load(
         raise ValueError(f"{place}: {error}") from None
     generation = place / "generation_config.json"
     kept = read_json(generation) if generation.is_file() else None
+    for file, named in ((place / "config.json", settings), (generation, kept or {})):
+        check_ids(file, named)
     model.origin = Origin(family.model_type, settings, kept)
     return model.eval(), read_tokenizer(place)
 
@@ -84,7 +96,8 @@ def save(
 
     A loaded model keeps its family; another is saved as the first family that has all its options, with
     rotary positions in halves. ValueError lists the options that have no Hugging Face form. Weights above
-    `max_shard_bytes` go into several files.
+    `max_shard_bytes` go into several files. The model is there whole or not at all, also when the disk is
+    full or the program is killed. A folder that was there keeps its other files.
     """
     folder = Path(folder)
     if max_shard_bytes < 1:
@@ -101,13 +114,17 @@ def save(
     written = write_config(family, model.config, class_name, settings)
     written.pop("torch_dtype", None)  # how older files spell it
     written["dtype"] = str(model.embed.weight.dtype).removeprefix("torch.")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(named_tensors(model, family, class_name), folder, max_shard_bytes)
-    write_json(written, folder / "config.json")
-    if generation is not None:
-        write_json(generation, folder / "generation_config.json")
-    if tokenizer is not None:
-        write_tokenizer(tokenizer, folder)
+    tensors = named_tensors(model, family, class_name)
+
+    def write(draft: Path) -> None:
+        write_tensors(tensors, draft, max_shard_bytes)
+        write_json(written, draft / "config.json")
+        if generation is not None:
+            write_json(generation, draft / "generation_config.json")
+        if tokenizer is not None:
+            write_tokenizer(tokenizer, draft)
+
+    replace_folder(folder, write)
     return folder
 
 
@@ -120,8 +137,16 @@ def find_place(path: str | Path, download: bool) -> Path:
     if place.is_file() and place.suffix == ".gguf":
         return place
     if place.is_dir():
-        alone = [] if (place / "config.json").exists() else sorted(place.glob("*.gguf"))
-        return alone[0] if len(alone) == 1 else place
+        if (place / "config.json").exists():
+            return place
+        files = sorted(place.glob("*.gguf"))
+        if len(files) > 1:
+            raise ValueError(f"{place} holds {list_names(file.name for file in files)}; name one of them")
+        if not files:
+            raise FileNotFoundError(
+                f"{place} is no published model: it holds no config.json and no .gguf file"
+            )
+        return files[0]
     if place.exists():
         raise ValueError(f"{place} is neither a folder nor a GGUF file")
     if not download:
@@ -142,19 +167,36 @@ def fetch(name: str) -> Path:
         folder = Path(snapshot_download(name, allow_patterns=[*beside, "*.safetensors"]))
         if not any(folder.glob("*.safetensors")):
             snapshot_download(name, allow_patterns=[f"*{ending}" for ending in ENDINGS])
-    except (OSError, ValueError) as error:
-        raise FileNotFoundError(f"cannot download {name!r}: {one_line(error)}") from None
+    except Exception as error:  # whatever the network and its library raise
+        reason = one_line(error).removeprefix("Got: ")
+        raise FileNotFoundError(
+            f"cannot download {name!r:.120} from the Hugging Face Hub: {reason}"
+        ) from None
     return folder
+
+
+def check_ids(file: Path, named: Json) -> None:
+    """ValueError unless the ids of tokens that a file names are ids."""
+    for key, value in named.items():
+        each = value if isinstance(value, list) else [] if value is None else [value]
+        if key == "bad_words_ids":
+            wrong = not all(isinstance(word, list) and all(type(id) is int for id in word) for word in each)
+        else:
+            wrong = key.endswith("_token_id") and not all(type(id) is int for id in each)
+        if wrong:
+            raise ValueError(f"{file}: {key}={value!r:.80} should be the id of a token, or a list of ids")
 
 
 # ------------------------------------------------------------------------------------------------- tokenizers
 
 
 def read_tokenizer(folder: Path) -> AnyTokenizer | None:
-    """The tokenizer in a folder, or None if it has no file of one."""
+    """The tokenizer in a folder, or None if it has no file of one; half of one is an error."""
     try:
         return open_tokenizer(folder)
     except FileNotFoundError:
+        if any((folder / name).exists() for name in ("vocab.json", "merges.txt", "source.spm")):
+            raise
         return None
 
 

@@ -1,16 +1,23 @@
 """Tensors in files: safetensors, and PyTorch's own .bin and .pt as plain data, in one file or in shards.
 
 Opening a folder reads names, shapes and types; the numbers of a safetensors file stay on the disk, mapped
-into memory, until they are looked at. A PyTorch file is a pickle: it is read with `weights_only=True`, which
-builds tensors and calls nothing that the file names. Shards are named by an index, and must lie beside it.
+into memory, until they are looked at. A PyTorch file is a pickle: it is looked through first, and refused if
+it names anything but tensors; then it is read with `weights_only=True`, which calls nothing else. Shards are
+named by an index, and must lie beside it.
 """
 
+import io
 import json
 import os
+import pickletools
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from errno import EEXIST
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from jaxtyping import Shaped
@@ -31,6 +38,13 @@ FLOATS = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+
+# What the pickle of plain tensors names. PyTorch's own list is longer: a `bytearray` of any size is on it.
+PLAIN = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)"
+    r"|torch(\.cuda|\.storage)? \w*Storage|torch\.nn\.parameter Parameter"
+)
+LEGACY_PICKLES = 5  # magic number, version, machine, tensors, keys of storages; then the numbers
 
 
 class TensorFile:
@@ -61,13 +75,20 @@ class TensorFile:
         """
         if mapped:
             return self._file.get_tensor(name)
+        base, places = self._head
+        start, stop = places[name]["data_offsets"]
         with self.path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            start, stop = json.loads(file.read(length))[name]["data_offsets"]
-            file.seek(8 + length + start)
+            file.seek(base + start)
             data = bytearray(file.read(stop - start))
         numbers = torch.frombuffer(data, dtype=self.dtype(name)) if data else torch.empty(0)
         return numbers.reshape(self.shape(name))
+
+    @cached_property
+    def _head(self) -> tuple[int, dict[str, Any]]:
+        """Where the numbers begin, and what the head of the file says of each tensor."""
+        with self.path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            return 8 + length, json.loads(file.read(length))
 
 
 class PickledFile:
@@ -84,7 +105,7 @@ class PickledFile:
         self._tensors: dict[str, Tensor] = {}
         for name, tensor in found.items():
             if not isinstance(tensor, Tensor):
-                raise ValueError(f"{path}: {name:.120} is a {type(tensor).__name__}, not a tensor")
+                raise ValueError(f"{path}: {list_names([name])} is a {type(tensor).__name__}, not a tensor")
             self._tensors[name] = tensor.detach()
         self.names = list(self._tensors)
 
@@ -114,7 +135,32 @@ def read_pickle(path: Path) -> Any:
     """What a file of `torch.save` holds, mapped into memory where its form allows."""
     with path.open("rb") as file:
         mapped = file.read(4) == b"PK\x03\x04"
+        file.seek(0)
+        if mapped:
+            check_archive(path)
+        else:
+            for _ in range(LEGACY_PICKLES):
+                check_pickle(file)
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+
+
+def check_archive(path: Path) -> None:
+    """ValueError for an archive that holds more than its size, or a pickle of more than tensors."""
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{entry.filename!r:.80} in it is compressed, which torch.save never does")
+            if entry.filename.lower().endswith(".pkl"):
+                check_pickle(io.BytesIO(archive.read(entry)))
+
+
+def check_pickle(file: IO[bytes]) -> None:
+    """Look through the next pickle of a file, building nothing; ValueError names what is no tensor."""
+    for step, named, _ in pickletools.genops(file):
+        if step.name in ("INST", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"):
+            raise ValueError(f"it holds more than tensors ({step.name})")
+        if step.name == "GLOBAL" and not PLAIN.fullmatch(str(named)):
+            raise ValueError(f"it asks for {str(named).replace(' ', '.'):.100}, which is no part of a tensor")
 
 
 class Tensors:
@@ -194,10 +240,7 @@ def open_shards(index: Path) -> Tensors:
 
 
 def write_tensors(tensors: Mapping[str, Shaped[Tensor, "..."]], folder: Path, max_shard_bytes: int) -> None:
-    """Write tensors as model.safetensors, or as shards of at most so many bytes (or one tensor) and an index.
-
-    Old files of these names in the folder are replaced, those of another number of shards removed.
-    """
+    """Write tensors as model.safetensors, or as shards of at most so many bytes (or one tensor each)."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
@@ -210,22 +253,66 @@ def write_tensors(tensors: Mapping[str, Shaped[Tensor, "..."]], folder: Path, ma
     if len(shards) == 1:
         names = ["model.safetensors"]
     for name, shard in zip(names, shards, strict=True):
-        draft = folder / f".{name}.{os.getpid()}"
-        save_file(shard, draft, metadata={"format": "pt"})
-        draft.replace(folder / name)
+        try:
+            save_file(shard, folder / name, metadata={"format": "pt"})
+        except SafetensorError as error:  # a full disk, for one
+            raise OSError(f"{folder / name} cannot be written: {one_line(error)}") from None
     if len(shards) > 1:
         weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
         total = {"total_size": sum(tensor.nbytes for tensor in tensors.values())}
         write_json({"metadata": total, "weight_map": dict(sorted(weight_map.items()))}, folder / INDEXED[0])
-        names.append(INDEXED[0])
-    for old in folder.glob("model*.safetensors*"):
-        ours = re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?", old.name)
-        if ours and old.name not in names:
-            old.unlink()
+
+
+def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a new folder beside this one; when all is on the disk, its files come here.
+
+    A crash before that leaves the folder as it was. Files of other names stay, but for weights, which would
+    be taken for the model's. Where there is a folder already its config.json goes first and comes last: half
+    a model is none.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(EEXIST, os.strerror(EEXIST), str(folder))
+    draft = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(draft, ignore_errors=True)  # of a call that was killed
+    draft.mkdir()
+    try:
+        write(draft)
+        for file in draft.rglob("*"):
+            flush(file)
+        if not folder.exists() or not any(folder.iterdir()):
+            draft.replace(folder)
+            flush(folder.parent)
+            return
+        settings = folder / "config.json"
+        settings.unlink(missing_ok=True)
+        for old in folder.glob("model*.safetensors*"):
+            if re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?", old.name):
+                old.unlink()
+        files = [file.relative_to(draft) for file in draft.rglob("*") if file.is_file()]
+        for name in sorted(files, key=lambda name: str(name) == settings.name):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (draft / name).replace(folder / name)
+        flush(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def flush(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk, as far as the system can."""
+    if path.is_dir() and not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The dictionary in a JSON file; ValueError names the file if it holds none."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -237,9 +324,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(value: Mapping[str, Any], path: Path) -> None:
     """Write a dictionary in the form that Hugging Face's files have."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8", newline="\n")
-    draft.replace(path)
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8", newline="\n")
 
 
 def one_line(error: BaseException) -> str:

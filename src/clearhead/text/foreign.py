@@ -11,7 +11,7 @@ it is made of; ids, special tokens, streams and files are as with our own. `open
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import index
 from pathlib import Path
@@ -141,7 +141,7 @@ class ForeignTokenizer:
                 f"the text holds the special token {found[0]!r}; specials='text' takes it as plain text"
             )
         library = self._plain if specials == "text" else self._library
-        return library.encode(text, add_special_tokens=False).ids
+        return _run(library.encode, text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Iterable[str], specials: str = "token") -> list[list[int]]:
         """Return the ids of each text."""
@@ -160,7 +160,7 @@ class ForeignTokenizer:
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Return the ids of two texts as the model expects a pair, and which of the two each belongs to."""
-        encoding = self._library.encode(mend_surrogates(first), mend_surrogates(second))
+        encoding = _run(self._library.encode, mend_surrogates(first), mend_surrogates(second))
         return encoding.ids, encoding.type_ids
 
     def encode_padded(
@@ -196,8 +196,8 @@ class ForeignTokenizer:
     @cached_property
     def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ids before and after a sentence, found by looking at one."""
-        bare = self._library.encode("a", add_special_tokens=False).ids
-        framed = self._library.encode("a").ids
+        bare = _run(self._library.encode, "a", add_special_tokens=False).ids
+        framed = _run(self._library.encode, "a").ids
         for place in range(len(framed) - len(bare) + 1):
             if framed[place : place + len(bare)] == bare:
                 return tuple(framed[:place]), tuple(framed[place + len(bare) :])
@@ -342,7 +342,21 @@ def _build(data: dict[str, Any]) -> "Library":
 
     expect(data.get("model"), dict, "model")
     try:
-        return Library.from_str(json.dumps(data))
-    except Exception as error:  # the library raises plain Exceptions
+        definition = json.dumps(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return _run(Library.from_str, definition, what="read it")
+
+
+def _run(function: Callable[..., Any], *arguments: Any, what: str = "encode this", **options: Any) -> Any:
+    """What the library answers; that it cannot is a ValueError, also where Rust panics.
+
+    A pattern of the file that goes back and forth for ever is one that it gives up.
+    """
+    try:
+        return function(*arguments, **options)
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"the tokenizers library cannot read it: {reason:.200}") from None
+        raise ValueError(f"the tokenizers library cannot {what}: {reason:.200}") from None

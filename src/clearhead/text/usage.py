@@ -98,7 +98,7 @@ def read_usage(folder: Path) -> Usage:
         if kind == "Pooling" and (folder / path / "config.json").is_file():
             files[f"{path}/config.json"] = _read_json(folder / path / "config.json")
     template = folder / TEMPLATE
-    return Usage(files, template.read_text(encoding="utf-8") if template.is_file() else None)
+    return Usage(files, _read_text(template) if template.is_file() else None)
 
 
 def write_usage(usage: Usage, folder: Path) -> None:
@@ -119,6 +119,14 @@ def write_usage(usage: Usage, folder: Path) -> None:
 def _dictionary(files: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = files.get(name)
     return found if isinstance(found, Mapping) else {}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        wrong = error.object[error.start]
+        raise ValueError(f"{path} is not UTF-8: byte 0x{wrong:02x} at {error.start}") from None
 
 
 def _read_json(path: Path) -> Any:
