@@ -473,7 +473,7 @@ def _write_feed_forward(config: ModelConfig) -> Json:
 
 
 def _read_output(settings: Json) -> Json:
-    """A file that says untied, or does not scale the outputs, has a head of its own (if it holds one)."""
+    """Older files say with `tie_word_embeddings: false` also that the outputs are not scaled."""
     tied = settings.get("tie_word_embeddings") is not False
     scaled = settings.get("scale_decoder_outputs")
     scaled = tied if scaled is None else scaled

@@ -221,7 +221,7 @@ def find_places(family: Family, class_name: str, pairs: list[Pair], stored: Tens
     for name in stored:
         now = newest_name(family, name)
         bare = [now, *(now.removeprefix(other) for other in others if other and now.startswith(other))]
-        for candidate in (prefix + part for part in bare):
+        for candidate in (now, *(prefix + part for part in bare)):
             if candidate in expected and candidate not in places:
                 places[candidate] = name
     return places
