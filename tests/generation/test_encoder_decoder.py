@@ -110,10 +110,14 @@ def test_older_folders_say_it_in_config_json() -> None:
     assert published_ids(model) == SpecialIds(start=START, ends=(END,), last=END)
     newer = published({"eos_token_id": 3}, decoder_start_token_id=START, forced_eos_token_id=END)
     assert published_ids(newer) == SpecialIds(start=START, ends=(3,))
+    words = published(None, decoder_start_token_id=40, pad_token_id=40, bad_words_ids=[[40]], num_beams=4)
+    assert published_ids(words) == SpecialIds(start=40, pad=40, banned=(40,))
+    assert 40 not in generate(words, PROMPTS[1], max_new_tokens=6)
 
 
 def test_ids_outside_the_vocabulary_mean_none() -> None:
-    model = published({"pad_token_id": -1, "eos_token_id": [41, 2], "bos_token_id": START})
+    ids = {"pad_token_id": -1, "eos_token_id": [41, 2], "bos_token_id": START, "bad_words_ids": [[41], [-1]]}
+    model = published(ids)
     assert published_ids(model) == SpecialIds(start=START, ends=(2,))
 
 

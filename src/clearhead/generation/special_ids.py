@@ -25,7 +25,7 @@ class SpecialIds:
     pad: int | None = None  # fills up behind rows that have ended
     first: int | None = None  # the first token of an encoder-decoder is this one
     last: int | None = None  # the last of `max_new_tokens` tokens is this one
-    banned: tuple[int, ...] = ()  # never said
+    banned: tuple[int, ...] = ()  # never said; of published bans those of one token
 
 
 def published_ids(model: Transformer) -> SpecialIds:
@@ -45,7 +45,7 @@ def published_ids(model: Transformer) -> SpecialIds:
         return tuple(id for id in as_ids(ids) if 0 <= id < model.config.vocab_size)
 
     ends = find("eos_token_id")
-    words = [word for word in named.get("bad_words_ids") or () if len(word) == 1]
+    banned = [word[0] for word in named.get("bad_words_ids") or () if len(word) == 1]
     two_sided = model.config.shape == "encoder-decoder"
     return SpecialIds(
         start=only(find("decoder_start_token_id") or find("bos_token_id")),
@@ -53,7 +53,7 @@ def published_ids(model: Transformer) -> SpecialIds:
         pad=only(find("pad_token_id")),
         first=only(find("forced_bos_token_id", anywhere=False)) if two_sided else None,
         last=only(find("forced_eos_token_id", anywhere=False)),
-        banned=tuple(word[0] for word in words if word[0] not in ends),
+        banned=tuple(id for id in banned if id not in ends and 0 <= id < model.config.vocab_size),
     )
 
 
