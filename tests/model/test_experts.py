@@ -255,8 +255,9 @@ def test_the_losses_follow_their_formulas_over_all_layers_and_real_tokens() -> N
     torch.testing.assert_close(
         routing.loss(model.config.experts, real), 0.3 * balance + 0.02 * routing.z_loss(real)
     )
-    load = routing.load(real)
-    assert load.shape == (2, 6) and load.sum(1).tolist() == [2.0 * real.sum().item()] * 2
+    counts = [torch.bincount(routed.chosen[real].flatten(), minlength=6) for routed in routing.layers]
+    assert torch.equal(routing.load(real), torch.stack(counts).float())
+    assert routing.load(real).sum(1).tolist() == [2.0 * 11] * 2  # k = 2 of 11 real tokens
 
 
 def test_the_balance_loss_teaches_the_routers() -> None:
@@ -291,6 +292,14 @@ def test_corrections_even_out_the_load_without_a_loss() -> None:
         loads.append(routing.load().max().item())
         correct_balance(model, routing.load(), rate=0.02)
     assert min(loads[-5:]) < 0.7 * loads[0]
+    with pytest.raises(ValueError, match="the load of 2 layers was given for 3 routers"):
+        correct_balance(model, routing.load()[:2])
+
+
+def test_weights_of_scores_that_are_all_0_are_no_nan() -> None:
+    router = Router(12, replace(SMALL, router="sigmoid"))
+    weights, _ = router.choose(torch.zeros(3, 6))
+    assert weights.tolist() == [[0.0, 0.0]] * 3
 
 
 def test_the_shapes_of_the_field_take_experts() -> None:

@@ -132,7 +132,7 @@ def test_a_tiny_model_equals_its_twin(name: str, transformers: Any, tmp_path: Pa
 # ---------------------------------------------------------------------------------------------------- losses
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "olmoe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"])
 def test_the_balance_loss_and_its_gradient_are_theirs(name: str, transformers: Any, tmp_path: Path) -> None:
     """Pooled over the layers that have experts, padding left out."""
     class_name, settings = MODELS[name]
@@ -386,7 +386,11 @@ def test_scores_of_a_stretched_latent_are_sharper() -> None:
         ("DeepSeek-V3", {"n_group": 7}, "n_experts=256 must be divisible by n_groups=7"),
         ("Mixtral-8x7B-v0.1", {"num_experts_per_tok": 9}, "top_k=9 must be between 1 and n_experts=8"),
         ("Qwen3-30B-A3B", {"rope_scaling": {"rope_type": "spiral"}}, "rope_type='spiral' is unknown"),
-        ("gpt-oss-20b", {"layer_types": ["sliding_attention"]}, r"has 1 entries \(layer_types\) for n_layers=24"),
+        (
+            "gpt-oss-20b",
+            {"layer_types": ["sliding_attention"]},
+            r"has 1 entries \(layer_types\) for n_layers=24",
+        ),
     ],
 )
 def test_settings_of_another_model_are_refused(name: str, change: dict[str, Any], message: str) -> None:

@@ -75,7 +75,9 @@ class Routing:
         return balance + (config.z_loss * self.z_loss(real) if config.z_loss else torch.zeros(()))
 
     def load(self, real: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "layers E"]:
-        """How many tokens chose each expert in each layer that has experts."""
+        """How many tokens chose each expert, in each layer that has experts: a row sums to k times the
+        tokens.
+        """
         weight = self._weight(real)
         counts = []
         for routed in self.layers:
@@ -98,7 +100,7 @@ class Router(nn.Module):
 
     scores = softmax(W x) or sigmoid(W x), in float32 or wider. The top k are chosen by score, plus
     `correction` if there is one; with groups, from the best groups only. The weights are the scores of the
-    chosen.
+    chosen, shared out to a sum of 1 with `renormalise`, times `weight_scale`.
     """
 
     correction: Tensor
@@ -115,6 +117,7 @@ class Router(nn.Module):
         self.score = softmax_scores if config.router == "softmax" else torch.sigmoid
         self.prefer = prefer_corrected if config.correction_bias else prefer_scores
         self.restrict = keep_best_groups if config.top_groups < config.n_groups else keep_all_groups
+        self.weigh = share_out if config.renormalise else weigh_as_scored
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
         """The router's logits, in float32 or wider also under autocast."""
@@ -129,10 +132,7 @@ class Router(nn.Module):
         config = self.config
         preference = self.restrict(self.prefer(self, scores), config.n_groups, config.top_groups)
         chosen = preference.topk(config.top_k, dim=-1).indices
-        weights = scores.gather(-1, chosen)
-        if config.renormalise:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return weights * config.weight_scale, chosen
+        return self.weigh(scores.gather(-1, chosen)) * config.weight_scale, chosen
 
 
 def softmax_scores(logits: Float[Tensor, "*batch E"]) -> Float[Tensor, "*batch E"]:
@@ -165,6 +165,16 @@ def keep_best_groups(
     best = groups.topk(2, dim=-1).values.sum(-1).topk(top_groups, dim=-1).indices
     kept = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
     return groups.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
+
+
+def share_out(scores: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:
+    """The chosen scores over their sum; 0 where all of them are, as sigmoids may be."""
+    return scores / (scores.sum(-1, keepdim=True) + 1e-20)
+
+
+def weigh_as_scored(scores: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:
+    """The chosen scores themselves."""
+    return scores
 
 
 class Experts(nn.Module):
@@ -291,9 +301,12 @@ def correct_balance(model: nn.Module, load: Float[Tensor, "layers E"], rate: flo
     """Move each expert's correction by `rate`, up where fewer tokens than the mean chose it, else down.
 
     It balances the load without a loss that disturbs learning (Wang et al. 2024, arXiv:2408.15664). Call it
-    after an optimizer step with `Routing.load()`, summed over the step's passes.
+    after an optimizer step with `Routing.load()`, summed over the step's passes. `model` may be a stack of
+    an encoder-decoder: a load that is not one row per router is a ValueError.
     """
     routers = [module for module in model.modules() if isinstance(module, Router)]
+    if len(routers) != len(load):
+        raise ValueError(f"the load of {len(load)} layers was given for {len(routers)} routers")
     for router, counts in zip(routers, load, strict=True):
         if router.config.correction_bias:
             router.correction += rate * torch.sign(counts.mean() - counts)
