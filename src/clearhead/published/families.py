@@ -1,4 +1,15 @@
-"""The families of published models as tables: dense decoders. What the columns mean: mapping.py."""
+"""The families of published models as tables: dense decoders. What the columns mean: mapping.py.
+
+Each family is one value in capitals, under a heading of its own; most differ from LLAMA in a few entries.
+
+    here                      LLAMA  MISTRAL  QWEN2  QWEN3  SMOLLM3  GEMMA  GEMMA2  GEMMA3  PHI3  OLMO2
+                              OLMO3  GPT2
+    families_experts.py       MIXTRAL  QWEN2_MOE  QWEN3_MOE  OLMOE  DEEPSEEK3  GPT_OSS
+    families_encoders.py      BERT  ROBERTA  DISTILBERT  MODERNBERT  BART  MARIAN  T5
+    original.py, course.py    weights without a config.json
+
+How a key is read that one entry does not tell (rotary positions, windows) stands in quirks.py.
+"""
 
 import math
 
@@ -88,6 +99,7 @@ ATTENTION_BIAS = Part(
     ("attention_bias",), _one_bias_for_all, lambda config: {"attention_bias": config.qkv_bias}
 )
 
+# Llama 1 to 3, and what is published as such: TinyLlama, SmolLM 1 and 2, Yi, Vicuna.
 LLAMA = Family(
     model_type="llama",
     keys=LLAMA_KEYS | {"ff_bias": Key("mlp_bias", False)},
@@ -98,6 +110,7 @@ LLAMA = Family(
     ignored=(r".*\.rotary_emb\.inv_freq",),
 )
 
+# ---------------------------------------------------------------------------------------- Mistral, Qwen 2, 3
 
 MISTRAL = Family(
     model_type="mistral",

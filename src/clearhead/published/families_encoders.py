@@ -76,6 +76,7 @@ BERT_MASKED = (
     Row("cls.predictions.transform.LayerNorm.*", "head.norm.*"),
     Row("cls.predictions.decoder.*", "head.*", given="head.weight"),  # untied
 )
+# Also MiniLM, bge, e5 and other sentence models.
 BERT = Family(
     model_type="bert",
     keys=BERT_KEYS | {"max_len": Key("max_position_embeddings")},
