@@ -24,7 +24,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 import clearhead
-from clearhead.inspector.record import Edit, Recorder, checked_layers, hear
+from clearhead.inspector.record import SILENT, Edit, Recorder, checked_layers, hear
 from clearhead.model.transformer import Transformer
 
 PACKAGE = Path(clearhead.__file__).parent
@@ -122,39 +122,25 @@ class Tracer(Recorder):
         given = {str(i): value for i, value in enumerate(args)} | kwargs
         first = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(first, Tensor) and first.is_floating_point():
-            if id(first) not in self.latest:
-                self.note(
-                    f"{name}.input", first, Node(f"{name}.input", name, False, None, ("",), *made_at(module))
-                )
-            given["input"] = self.latest[id(first)]
-        if name in self.trace.given and "input" not in given and not module._parameters:
-            return
-        self.trace.given[self.call(name)] = given
-
-    def call(self, name: str) -> str:
-        """The name of this call of a module: the second of a pass is `name.2`."""
-        count = 1
-        while name in self.trace.given:
-            count += 1
-            name = f"{name.removesuffix(f'.{count - 1}')}.{count}"
-        return name
+            if id(first) not in self.latest and not isinstance(module, SILENT):
+                first = super().on_value(f"{name}.input", first, name, tapped=False)
+                axes = axes_of(name, first)
+                self.note(first, Node(f"{name}.input", name, False, None, axes, *made_at(module)))
+            given["input"] = self.latest.get(id(first))
+        self.trace.given[name] = given
 
     def on_value(self, name: str, value: Tensor, module_path: str, tapped: bool) -> Tensor:
         value = super().on_value(name, value, module_path, tapped)
         place = called_from() if tapped else made_at(self.trace.modules[module_path])
-        call = module_path if tapped or name == "logits" else name
-        source = None if tapped else self.trace.given.get(call, {}).get("input")
-        self.note(name, value, Node(name, module_path, tapped, source, axes_of(name, value), *place))
+        source = None if tapped else self.trace.given[name].get("input")
+        self.note(value, Node(name, module_path, tapped, source, axes_of(name, value), *place))
         return value
 
-    def note(self, name: str, value: Tensor, node: Node) -> None:
-        """Remember where a value comes from; keep it if it is wanted."""
-        self.latest[id(value)] = name
+    def note(self, value: Tensor, node: Node) -> None:
+        """Remember where a value comes from."""
+        self.latest[id(value)] = node.name
         self.alive.append(value)
-        if name.endswith(".input"):
-            super().on_value(name, value, node.path, False)
-            node = Node(name, node.path, False, None, axes_of(name, value), node.key, node.line)
-        self.trace.nodes[name] = node
+        self.trace.nodes[node.name] = node
 
 
 def trace(
