@@ -7,7 +7,7 @@ import pytest
 
 from reference.parity import check_decoder, tiny
 
-# All sizes differ, so that swapped ones crash.
+# All sizes but a head's width differ, so that swapped ones crash.
 SIZES: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 36,

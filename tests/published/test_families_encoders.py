@@ -10,7 +10,7 @@ from clearhead import generate, load
 from reference.parity import tiny
 from reference.parity_encoders import PAD, batch, check_encoder, check_encoder_decoder
 
-# All sizes differ, so that swapped ones crash.
+# All sizes but a head's width differ, so that swapped ones crash.
 BERT: dict[str, Any] = {
     "vocab_size": 59,
     "hidden_size": 24,

@@ -25,7 +25,7 @@ from reference.parity import (
     tiny,
 )
 
-# All sizes differ; widths are multiples of 4, which `transformers`' grouped products need.
+# All sizes but a head's differ; widths are multiples of 4, which `transformers`' grouped products need.
 SIZES: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 36,

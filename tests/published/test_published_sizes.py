@@ -1,7 +1,7 @@
 """The sizes of published models, from their config.json alone: dense decoders, encoders, encoder-decoders.
 
-Those of mixtures of experts stand in test_families_experts.py. The numbers are what `transformers` counts, and
-a head of its own where the published file has one. Nothing is allocated.
+Those of mixtures of experts stand in test_families_experts.py. The numbers are what `transformers` counts,
+and a head of its own where the published file has one. Nothing is allocated.
 """
 
 from typing import Any

@@ -190,8 +190,17 @@ class Attention(nn.Module):
     source.
 
     Sizes: x (B, T, D) -> queries (B, H, T, K), keys and values (B, G, S, K) -> mixed (B, H, T, K) -> (B, T,
-    D). `fused` makes the three projections one matrix product; the weights keep their names. `qk_norm="head"`
-    normalises each head of queries and keys over its K features before the rotation (arXiv:2302.05442).
+    D).
+
+    n_kv_heads, d_head: n_heads and d_model / n_heads if None.
+    fused: the three projections are one matrix product; the weights keep their names.
+    qk_norm: queries and keys are normalised before the rotation, "head": each head over its K features
+        (arXiv:2302.05442), "flat": all heads together; the norm_ options are those of RMSNorm.
+    clip: queries, keys and values are then clamped to +- this.
+    scale, softcap, sinks, dropout: see `attend`; `sinks` makes the logits, one per head, learned.
+    d_source: the width of the source; None: d_model.
+
+    Sizes that do not go together are a ValueError.
     """
 
     def __init__(
@@ -338,7 +347,8 @@ class LatentAttention(nn.Module):
 
     It has two faces. `attend_unfolded` makes every head's keys and values, as written above. A single query
     among many cached latents takes `attend_folded`, which moves kv_b to the query's side: q (W l) = (q W) l.
-    A test holds the two equal. DeepSeek-AI 2024, arXiv:2405.04434.
+    A test holds the two equal. `bias`: on q_a, kv_a and o, as the published models have it; `scale`: 1 /
+    sqrt(d_plain + d_rotary) if None. DeepSeek-AI 2024, arXiv:2405.04434.
     """
 
     def __init__(

@@ -158,6 +158,9 @@ class LatentConfig:
 class ModelConfig:
     """The sizes and choices of one Transformer. Sizes that are `None` follow from the others.
 
+    Cross-attention shares self-attention's sizes, biases, scale and dropout, and has none of its other options.
+    A field that is given and cannot take effect beside the others is a ValueError.
+
     >>> config = ModelConfig(vocab_size=4096, d_model=256, n_layers=4, n_heads=4)
     >>> config.d_head, config.n_kv_heads, config.d_ff
     (64, 4, 704)
@@ -190,7 +193,7 @@ class ModelConfig:
     attn_sinks: bool = False  # a learned logit per head joins the softmax and is dropped
     window: int | None = None  # causal: keys a query may see, itself included; else: to either side
     windowed_layers: tuple[bool, ...] | None = None  # which layers have the window; None: all
-    latent: LatentConfig | None = None  # latent attention instead of n_kv_heads and d_head
+    latent: LatentConfig | None = None  # latent attention: d_head follows, qkv_bias is the output's as well
     experts: ExpertsConfig | None = None  # a mixture of experts instead of the feed-forward layer
     expert_layers: tuple[bool, ...] | None = None  # which layers have it; None: all
     norm: NormKind = "rms"

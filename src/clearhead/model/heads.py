@@ -173,7 +173,7 @@ HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATIONS, "tanh"
 
 
 def make_head(config: ModelConfig) -> nn.Module:
-    """The head this config describes."""
+    """The head this config describes, called as head(hidden, mask)."""
     heads: dict[str, Callable[[ModelConfig], nn.Module]] = {
         "lm": TokenLogits,
         "masked": TokenLogits,
