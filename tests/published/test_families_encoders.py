@@ -7,30 +7,13 @@ import pytest
 import torch
 
 from clearhead import generate, load
+from clearhead.published.twins import BOTH, ENCODER, T5, TWINS
 from reference.parity import tiny
 from reference.parity_encoders import PAD, batch, check_encoder, check_encoder_decoder
 
-# All sizes but a head's width differ, so that swapped ones crash.
-BERT: dict[str, Any] = {
-    "vocab_size": 59,
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 56,
-    "max_position_embeddings": 40,
-    "pad_token_id": PAD,
-}
-ROBERTA = BERT | {"layer_norm_eps": 1e-5, "type_vocab_size": 1, "max_position_embeddings": 26}
-DISTILBERT: dict[str, Any] = {
-    "vocab_size": 59,
-    "dim": 24,
-    "n_layers": 2,
-    "n_heads": 4,
-    "hidden_dim": 56,
-    "max_position_embeddings": 40,
-    "pad_token_id": PAD,
-}
-MODERNBERT = BERT | {
+ROBERTA = ENCODER | {"layer_norm_eps": 1e-5, "type_vocab_size": 1, "max_position_embeddings": 26}
+DISTILBERT = TWINS["distilbert"][1]
+MODERNBERT = ENCODER | {
     "num_hidden_layers": 5,
     "local_attention": 10,
     "bos_token_id": 2,
@@ -48,12 +31,12 @@ EVERY_BIAS = {
 }
 
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert, bare": ("BertModel", BERT),
-    "bert, masked": ("BertForMaskedLM", BERT | {"hidden_act": "relu"}),
-    "bert, masked, untied": ("BertForMaskedLM", BERT | {"tie_word_embeddings": False}),
-    "bert, sequence": ("BertForSequenceClassification", BERT | {"num_labels": 3}),
-    "bert, token": ("BertForTokenClassification", BERT | {"num_labels": 5}),
-    "bert, span": ("BertForQuestionAnswering", BERT),
+    "bert, bare": ("BertModel", ENCODER),
+    "bert, masked": ("BertForMaskedLM", ENCODER | {"hidden_act": "relu"}),
+    "bert, masked, untied": ("BertForMaskedLM", ENCODER | {"tie_word_embeddings": False}),
+    "bert, sequence": ("BertForSequenceClassification", ENCODER | {"num_labels": 3}),
+    "bert, token": ("BertForTokenClassification", ENCODER | {"num_labels": 5}),
+    "bert, span": ("BertForQuestionAnswering", ENCODER),
     "roberta, bare": ("RobertaModel", ROBERTA),
     "roberta, masked": ("RobertaForMaskedLM", ROBERTA | {"hidden_act": "relu"}),
     "roberta, masked, untied": ("RobertaForMaskedLM", ROBERTA | {"tie_word_embeddings": False}),
@@ -89,37 +72,9 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-BART: dict[str, Any] = {
-    "vocab_size": 59,
-    "d_model": 24,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 3,
-    "encoder_ffn_dim": 40,
-    "decoder_ffn_dim": 44,
-    "max_position_embeddings": 30,
-    "pad_token_id": PAD,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
+BART = BOTH | {"bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
 MARIAN = BART | {"decoder_start_token_id": PAD, "eos_token_id": 0, "forced_eos_token_id": 0}
 TWO_TABLES = {"decoder_vocab_size": 67, "share_encoder_decoder_embeddings": False}
-T5: dict[str, Any] = {
-    "vocab_size": 59,
-    "d_model": 24,
-    "d_kv": 5,
-    "d_ff": 40,
-    "num_layers": 2,
-    "num_decoder_layers": 3,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 10,
-    "relative_attention_max_distance": 16,
-    "pad_token_id": PAD,
-    "eos_token_id": 2,
-    "decoder_start_token_id": PAD,
-}
 NEWER = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 
 ENCODER_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {

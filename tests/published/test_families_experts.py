@@ -14,6 +14,7 @@ from clearhead.model.experts import Routing
 from clearhead.model.summary import summarise
 from clearhead.model.transformer import Transformer
 from clearhead.published.mapping import differences, read_config
+from clearhead.published.twins import DECODER
 from clearhead.published.weights import find_family
 from reference.parity import (
     call_theirs,
@@ -25,20 +26,8 @@ from reference.parity import (
     tiny,
 )
 
-# All sizes but a head's differ; widths are multiples of 4, which `transformers`' grouped products need.
-SIZES: dict[str, Any] = {
-    "vocab_size": 99,
-    "hidden_size": 36,
-    "intermediate_size": 56,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "num_experts_per_tok": 3,
-}
+# The checks' padding is 0; widths are multiples of 4, which `transformers`' grouped products need.
+SIZES = DECODER | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_experts_per_tok": 3}
 LATENT = SIZES | {
     "num_key_value_heads": 6,
     "n_routed_experts": 12,

@@ -158,7 +158,7 @@ class LatentConfig:
 class ModelConfig:
     """The sizes and choices of one Transformer. Sizes that are `None` follow from the others.
 
-    Cross-attention shares self-attention's sizes, biases, scale and dropout, and has none of its other options.
+    Cross-attention has self-attention's sizes, biases, scale and dropout, and none of its other options.
     A field that is given and cannot take effect beside the others is a ValueError.
 
     >>> config = ModelConfig(vocab_size=4096, d_model=256, n_layers=4, n_heads=4)
