@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead import generate, load
+from clearhead import ModelConfig, Transformer, generate, load, save
+from clearhead.published.mapping import differences
+from clearhead.published.selfcheck import make_batch, randomise, run
 from clearhead.published.twins import BOTH, ENCODER, T5, TWINS
 from reference.parity import tiny
 from reference.parity_encoders import PAD, batch, check_encoder, check_encoder_decoder
@@ -108,6 +110,47 @@ def test_a_tiny_encoder_decoder_equals_its_twin(name: str, transformers: Any, tm
     atol = 2e-5 if "v1.1" in name else 1e-5
     check_encoder_decoder(tiny(transformers, class_name, **settings), tmp_path, atol=atol)
 
+
+# ------------------------------------------------------------------------------------------ models of our own
+
+OWN = {"vocab_size": 59, "max_len": 40, "d_model": 24, "n_layers": 2, "n_heads": 4, "d_ff": 56}
+BIASED = {"norm": "layer", "gated": False, "qkv_bias": True, "out_bias": True, "ff_bias": True}
+POST = BIASED | {"norm_placement": "post", "final_norm": False}
+MASKED = {"head": "masked", "head_bias": True, "head_norm": True, "head_activation": "gelu"}
+ENCODER_ONLY = {"shape": "encoder", "embed_norm": True, "activation": "gelu"} | MASKED
+TWO_STACKS = {"shape": "encoder-decoder", "n_encoder_layers": 3, "n_encoder_heads": 3, "encoder_d_ff": 40}
+OURS: dict[str, dict[str, Any]] = {
+    "BertForMaskedLM": ENCODER_ONLY | POST | {"positions": "learned", "n_token_types": 2},
+    "ModernBertForMaskedLM": ENCODER_ONLY
+    | {"norm": "layer", "norm_bias": False, "first_attn_norm": False}
+    | {"window": 5, "windowed_layers": (False, True)},
+    "BartForConditionalGeneration": POST
+    | TWO_STACKS
+    | {"positions": "learned", "position_offset": 2, "embed_norm": True, "head_bias": True},
+    "MarianMTModel": POST | TWO_STACKS | {"positions": "sinusoidal_concat", "head_bias": True},
+    "T5ForConditionalGeneration": {"shape": "encoder-decoder", "n_encoder_layers": 3}
+    | {"positions": "relative", "attn_scale": 1.0, "d_head": 5, "activation": "gelu_tanh", "norm_eps": 1e-6},
+}
+
+
+@pytest.mark.parametrize("class_name", OURS)
+def test_their_library_loads_models_of_our_own(class_name: str, transformers: Any, tmp_path: Path) -> None:
+    ours = Transformer(ModelConfig(**OWN | OURS[class_name])).eval()
+    randomise(list(ours.parameters()))
+    save(ours, None, tmp_path)
+    model_class = getattr(transformers, class_name)
+    theirs = model_class.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert theirs.config.architectures == [class_name]
+    whole = make_batch(ours, "right", equal=True)
+    again, _ = load(tmp_path)
+    with torch.no_grad():
+        found = run(ours, whole)
+        torch.testing.assert_close(run(theirs, whole), found, atol=1e-5, rtol=0)
+        assert torch.equal(run(again, whole), found)
+    assert not differences(again.config, ours.config)
+
+
+# ------------------------------------------------------------------------------------------------ generation
 
 # What is chosen and how: ours and theirs.
 CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -78,6 +78,15 @@ EXPORTS: dict[str, tuple[dict[str, Any], str]] = {
         {"qk_norm": "head", "d_head": 10, "n_kv_heads": 1, "rotary_layout": "interleaved"},
         "Qwen3ForCausalLM",
     ),
+    "all heads normalised together": (
+        {"qk_norm": "flat", "norm_placement": "branch", "norm_wide_gain": True, "n_kv_heads": 1}
+        | {"rotary_layout": "interleaved"},
+        "Olmo2ForCausalLM",
+    ),
+    "gains around 1, scaled embeddings": (
+        {"norm_offset": 1.0, "embed_scale": 24**0.5, "activation": "gelu_tanh"},
+        "GemmaForCausalLM",
+    ),
     "window": ({"window": 5}, "Qwen2ForCausalLM"),
     "learned positions": (
         {
