@@ -35,6 +35,10 @@ def open_model(
     from clearhead.training.loop import find_device
     from clearhead.training.run_folder import RunFolder, load_run
 
+    if not str(place).strip():
+        raise ValueError(
+            "the place of a model is empty; give a folder, a GGUF file, or a name with --download"
+        )
     path, published = Path(place), False
     if path.is_dir():
         published = (path / "config.json").is_file() or bool(list(path.glob("*.gguf")))
@@ -123,7 +127,7 @@ def embed(
     texts: Positional[tuple[str, ...]] = ("-",),
     search: Path | None = None,
     kind: Kind = "cosine",
-    top_k: int = 10,
+    top_k: int | None = None,
     pool: Literal["mean", "first", "last"] | None = None,
     normalise: bool | None = None,
     device: str = "auto",
@@ -137,7 +141,7 @@ def embed(
         texts: the texts; - reads them from standard input, one a line.
         search: a text file; each text is answered with its nearest lines.
         kind: cosine, dot, euclidean, manhattan or chebyshev.
-        top_k: how many lines.
+        top_k: how many lines of the file; by default 10.
         pool: what stands for a text: the mean of its tokens, the first, the last; by default as published.
         normalise: give the vectors length 1; by default as published.
         device: auto, cpu or cuda.
@@ -146,16 +150,17 @@ def embed(
     """
     from clearhead.published import similarity
 
+    if top_k is not None and search is None:
+        raise ValueError(f"--top-k {top_k} is for --search, which answers with lines of a file")
+    lines = [] if search is None else lines_of(search)
     given = read_texts(texts)
     model, tokenizer = open_speaker(place, device, download)
     options: dict[str, Any] = {"pool": pool, "normalise": normalise}
     vectors = similarity.embed(model, tokenizer, given, **options)
     if search is not None:
-        lines = [line for line in search.read_text(encoding="utf-8").splitlines() if line.strip()]
-        if not lines:
-            raise ValueError(f"{search} has no lines to search")
         table = similarity.embed(model, tokenizer, lines, **options)
-        answers = [similarity.nearest(vector, table, kind=kind, top_k=top_k) for vector in vectors]
+        most = 10 if top_k is None else top_k
+        answers = [similarity.nearest(vector, table, kind=kind, top_k=most) for vector in vectors]
         named = [[(lines[row], value) for row, value in found] for found in answers]
         show_answers(given, named, kind, as_json)
         return
@@ -213,7 +218,7 @@ def neighbours(
 def chat(
     place: Positional[str],
     system: str | None = None,
-    max_new_tokens: int = 512,
+    max_new_tokens: int | None = None,
     temperature: float = 0.7,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -226,7 +231,7 @@ def chat(
     Args:
         place: a published model, a GGUF file, or a name with --download.
         system: what the model is told before all else.
-        max_new_tokens: how long an answer may be.
+        max_new_tokens: how long an answer may be; by default 512, or half of what the model has room for.
         temperature: 0 takes the likeliest token; higher is more varied.
         top_k: draw from the k likeliest tokens; 0: all.
         top_p: draw from the likeliest tokens that together have this probability.
@@ -239,9 +244,10 @@ def chat(
     model, tokenizer = open_speaker(place, device, download)
     talk = Conversation(model, tokenizer, system)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    longest = min(512, model.config.max_len // 2) if max_new_tokens is None else max_new_tokens
     forgotten = 0
     for line in read_lines():
-        for piece in talk.say(line, max_new_tokens=min(max_new_tokens, model.config.max_len // 2), **options):
+        for piece in talk.say(line, max_new_tokens=longest, **options):
             print(piece, end="", flush=True)
         print()
         if talk.forgotten > forgotten:
@@ -273,6 +279,19 @@ def read_texts(texts: Sequence[str]) -> list[str]:
     return lines
 
 
+def lines_of(file: Path) -> list[str]:
+    """The lines of a text file that are not blank; ValueError if there are none."""
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
+        ) from None
+    if not lines:
+        raise ValueError(f"{file} has no lines to search")
+    return lines
+
+
 def export(
     place: Positional[str],
     out: Positional[Path],
@@ -293,11 +312,23 @@ def export(
 
     if out.resolve() == Path(place).resolve():
         raise ValueError(f"{out} is the model itself; choose another folder")
+    check_empty(out)
     model, tokenizer = open_model(place, "cpu", download, None if dtype is None else getattr(torch, dtype))
     save(model, tokenizer, out)
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     names = ", ".join(sorted(file.name for file in out.iterdir()))
     print(f"{size / 1e6:.1f} MB of weights; {names} -> {out}")
+
+
+def check_empty(out: Path) -> None:
+    """OSError where no new folder can be written: told before the work, not after it."""
+    from clearhead.cli import make_room
+
+    if out.is_dir() and any(out.iterdir()):
+        raise FileExistsError(f"{out} is a folder with something in it; choose a new one, or empty it")
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} is a file; choose another place for the folder")
+    make_room(out.absolute().parent)
 
 
 def import_model(

@@ -72,6 +72,7 @@ CALLS = [
 ]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "string"}}}}
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+LOOP = "{% for i in range(100000) %}"
 
 
 @pytest.mark.slow
@@ -114,11 +115,53 @@ def test_the_year_comes_from_the_clock() -> None:
         ("{{ 1 // 0 }}", r"failed: ZeroDivisionError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", r"failed: RecursionError"),
         ("{% for i in range(10 ** 9) %}x{% endfor %}", r"failed: OverflowError: Range too big"),
+        ("{{ raise_exception('two\nlines') }}", r"refuses the conversation: two lines$"),
     ],
 )
 def test_a_template_that_fails_is_one_clear_error(source: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ChatTemplate(source).render(TALK)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (f"{LOOP}{LOOP}{{% endfor %}}{{% endfor %}}", "more than 100000 steps"),
+        (f"{LOOP}{{{{ 'x' * 100000 }}}}{{% endfor %}}", "more than 100000 steps"),
+        (f"{LOOP}{LOOP}{'text ' * 1000}{{% endfor %}}{{% endfor %}}", "more than 100000 steps"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+            "steps",
+        ),
+        ("{{ 'x' * 10 ** 10 }}", "a value of 10000000000 characters"),
+        ("{{ 10 ** 10 * [0] }}", "a value of 10000000000 characters"),
+        ("{{ 2 ** (10 ** 9) }}", "a number above"),
+        ("{% set x = 'x' * 1000 %}" + "{% set x = x ~ x %}" * 30, "a value of 16384000 characters"),
+        ("{% set x = 'x' * 1000 %}" + "{% set x = x + x %}" * 30, "a value of 16384000 characters"),
+        ("{{ '%10000000000d' % 1 }}", "a width"),
+        ("{{ '%*d' % (10 ** 10, 1) }}", "a width"),
+        ("{{ '{:>10000000000}'.format(1) }}", "a width"),
+        ("{{ '{:>{}}'.format(1, 10 ** 10) }}", "a width"),
+        ("{{ '%10000000000d' | format(1) }}", "a width"),
+        ("{{ 'x'.center(10 ** 10) }}", "center with a number above 10000"),
+        ("{{ 'x' | center(10 ** 10) }}", "a number above 10000"),
+        ("{{ messages | tojson(indent=10 ** 9) }}", "a number above 10000"),
+        ("{{ [1] | batch(10 ** 9, 0) | list }}", "a number above 10000"),
+        ("{{ ('a' * 100000).replace('a', 'a' * 100000) }}", "a value of 10000100000 characters"),
+        ("{{ ('a' * 100000) | replace('a', 'a' * 10000) }}", "a value of 1000100000 characters"),
+        ("{{ (['x' * 100000] * 100000) | join }}", "a value of 10000000000 characters"),
+        ("{{ ''.join(['x' * 100000] * 100000) }}", "a value of 10000000000 characters"),
+    ],
+)
+def test_a_template_makes_nothing_without_end(source: str, said: str) -> None:
+    """Loops, recursion and values that double are stopped before they fill time or memory."""
+    with pytest.raises(ValueError, match=f"wants what it may not have: .*{said}"):
+        ChatTemplate(source).render(TALK)
+
+
+def test_a_long_conversation_is_within_the_bounds() -> None:
+    talk = [{"role": "user", "content": "word " * 400}, {"role": "assistant", "content": "word " * 400}] * 500
+    assert len(ChatTemplate(INSTRUCT, NAMES).render(talk)) > 2_000_000
 
 
 @pytest.mark.parametrize(

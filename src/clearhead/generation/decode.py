@@ -172,8 +172,8 @@ class Decoding:
         if model.config.shape == "encoder" or model.config.head != "lm":
             shape, head = model.config.shape, model.config.head
             raise ValueError(
-                f"this model ({shape}, head {head!r}) says no next token; give a decoder or an encoder-decoder "
-                "with the head 'lm'"
+                f"this model ({shape}, head {head!r}) says no next token; give a decoder or an "
+                "encoder-decoder with the head 'lm'"
             )
         stops = _stop_strings(stop, tokenizer)
         self.special = special = _special_ids(model, tokenizer, start_id, eos_id, pad_id)

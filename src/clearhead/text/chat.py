@@ -2,25 +2,21 @@
 
     [{"role": "user", "content": "Hi"}]  ->  "<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n"
 
-The template is a Jinja program that comes with the model, so it is not trusted: it runs in Jinja's sandbox,
-on plain JSON values, and reaches nothing else. What users write is text: a special token spelled in a message
+The template is a Jinja program that comes with the model, so it is not trusted: it runs in a sandbox, on
+plain JSON values, and reaches nothing else. What users write is text: a special token spelled in a message
 never becomes that token (`ChatTemplate.encode`).
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, LoopControlExtension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from clearhead.text.foreign import AnyTokenizer
+from clearhead.text.sandbox import Refusal, Sandbox
 
 Message = Mapping[str, Any]
 
@@ -38,8 +34,9 @@ class ChatTemplate:
 
     def __init__(self, source: str, names: Mapping[str, str] | None = None) -> None:
         self.source, self.names = source, dict(names or {})
+        self._sandbox = Sandbox()
         try:
-            self._template = _environment().from_string(source)
+            self._template = self._sandbox.from_string(source)
         except TemplateSyntaxError as error:
             raise ValueError(f"the chat template is broken in line {error.lineno}: {error.message}") from None
         except (TemplateError, RecursionError, ValueError, OverflowError, MemoryError) as error:
@@ -72,18 +69,19 @@ class ChatTemplate:
         ValueError: messages of another form, or a template that refuses them or fails.
         """
         given = _plain({"tools": tools, "documents": documents, **variables})
+        self._sandbox.begin()
         try:
             return self._template.render(
                 self.names
                 | given
                 | {"messages": check_messages(messages), "add_generation_prompt": add_generation_prompt}
             )
-        except _Refusal as error:
-            raise ValueError(f"the chat template refuses the conversation: {error}") from None
+        except Refusal as error:
+            raise ValueError(f"the chat template refuses the conversation: {_line(error)}") from None
         except SecurityError as error:
-            raise ValueError(f"the chat template wants what it may not have: {error}") from None
+            raise ValueError(f"the chat template wants what it may not have: {_line(error)}") from None
         except Exception as error:  # it is a program: anything can go wrong in it
-            raise ValueError(f"the chat template failed: {type(error).__name__}: {error}") from None
+            raise ValueError(f"the chat template failed: {type(error).__name__}: {_line(error)}") from None
 
     def encode(self, messages: Sequence[Message], tokenizer: AnyTokenizer, **options: Any) -> list[int]:
         """Return the conversation as token ids; the options are those of `render`.
@@ -132,6 +130,11 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return _plain(filled)
 
 
+def _line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return f"{' '.join(str(error).split()):.300}"
+
+
 def _plain(value: Any) -> Any:
     """The value as JSON knows it: a template gets no objects with methods of their own."""
     try:
@@ -155,74 +158,3 @@ def _cut(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str | None]
             yield text[start : found.start()], found[1]
             start = found.end()
     yield text[start:], None
-
-
-# ------------------------------------------------------------------------------------------------ the sandbox
-
-
-class _Refusal(TemplateError):
-    """What a template raises on purpose."""
-
-
-class _Generation(Extension):
-    """{% generation %}...{% endgeneration %} marks the assistant's words for training; here it shows them."""
-
-    def __init__(self, environment: Environment) -> None:
-        super().__init__(environment)
-        self.tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The body in place of the block."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Namespace(Namespace):
-    """Jinja's namespace without names that begin with an underscore: those reach into Python."""
-
-    def __init__(*args: Any, **names: Any) -> None:
-        for name in [name for part in args[1:] for name in dict(part)] + list(names):
-            _check_name(name)
-        Namespace.__init__(*args, **names)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    if str(name).startswith("_"):
-        raise SecurityError(f"a namespace takes no name with an underscore in front, as in {name!r:.60}")
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The sandbox with what published templates expect to find."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals = {
-        "range": environment.globals["range"],
-        "dict": lambda *pairs, **names: dict(*pairs, **names),
-        "namespace": _Namespace,
-        "raise_exception": _refuse,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-    }
-    return environment
-
-
-def _refuse(message: str) -> None:
-    raise _Refusal(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as Python writes it: Jinja's own filter would also spell < and > for HTML pages."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
