@@ -71,7 +71,7 @@ def test_a_broken_off_answer_is_forgotten_with_its_question(model: Transformer, 
 def test_what_cannot_be_said_is_named(model: Transformer, tokenizer: Tokenizer) -> None:
     """Before anything is said, and the conversation stays as it was."""
     chat = talk(model, tokenizer, system="be")
-    with pytest.raises(ValueError, match="takes 59 tokens and the answer up to 10; .* room for 64"):
+    with pytest.raises(ValueError, match=r"takes 59 tokens and the answer up to 10; .* room for 64"):
         chat.say("x" * 49, max_new_tokens=10)
     assert len(chat.messages) == 1
     with pytest.raises(ValueError, match="came without a chat template"):
