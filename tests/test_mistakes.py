@@ -5,6 +5,7 @@ Each row is tried in a folder of its own, in which there lie
     recipe.toml   10 steps on the texts in corpus/     run/     what came of it, trained
     vocab/        a tokenizer of 280 tokens            other/   another of 280, learned from other text
     letters/      one whose alphabet is a to e         data/    corpus/, prepared with vocab/
+    chatty/ plain/ mute/ small/ encoder/               published models, see `publish`
 """
 
 import gzip
@@ -17,13 +18,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clearhead import ModelConfig, Transformer, save
 from clearhead.cli import describe, fail, main
+from clearhead.published.mapping import read_config
+from clearhead.published.twins import TWINS
+from clearhead.published.weights import FAMILIES, Origin
 from clearhead.text.bpe import train_bpe
 from clearhead.text.prepare import prepare
 from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.usage import Usage
 from clearhead.training.checkpoint import checkpoints
 from clearhead.training.loop import train
 from tiny_run import tiny_recipe, write_corpus, write_recipe
@@ -79,6 +86,28 @@ def change_model_json(**changes: object) -> Callable[[], object]:
     return change
 
 
+def unplug() -> None:
+    """The network cannot be reached."""
+    import huggingface_hub
+
+    def snapshot_download(name: str, **options: object) -> str:
+        huggingface_hub.utils.validate_repo_id(name)
+        raise ConnectionError("no route to host")
+
+    PATCH.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+
+def no_hub() -> None:
+    """The package is not installed."""
+    PATCH.setitem(sys.modules, "huggingface_hub", None)
+
+
+def train_odd() -> None:
+    """A run whose model is of no published family."""
+    train(tiny_recipe("corpus", model={"positions": "sinusoidal"}), "odd")
+
+
+PATCH = pytest.MonkeyPatch()
 WORDPIECE = json.dumps({"model": {"type": "WordPiece", "vocab": {"a": 0}}, "added_tokens": []})
 
 MISTAKES = {
@@ -347,6 +376,109 @@ MISTAKES = {
     "showing a tokenizer as a model": row("show vocab/tokenizer.json", "vocab/tokenizer.json", "'version'"),
     "demo that is there": row("demo --run run", "run", "--resume"),
     "demo of no time": row("demo --run x --minutes 0", "minutes=0"),
+    # published models: finding one
+    "no such model": row("chat nowhere", "there is no nowhere", "--download", stdin=b"hi"),
+    "empty place": row("chat ''", "place of a model is empty", stdin=b"hi"),
+    "file for a model": row("embed chatty/model.safetensors a", "neither a folder nor a GGUF file"),
+    "corpus for a model": row("export corpus out", "corpus holds neither", "config.json"),
+    "two GGUF files": row(
+        "embed two a", "two holds a.gguf, b.gguf; name one", files={"two/a.gguf": "", "two/b.gguf": ""}
+    ),
+    "empty GGUF file": row("embed a.gguf a", "a.gguf is no GGUF file", files={"a.gguf": ""}),
+    "page saved as GGUF": row("import a.gguf out", "a.gguf is no GGUF file", files={"a.gguf": "<html>"}),
+    "weights that did not come": row(
+        "chat chatty", "no weights in", before=remove("chatty/model.safetensors")
+    ),
+    "pointer for weights": row(
+        "chat chatty", "no complete safetensors file", files={"chatty/model.safetensors": "version https://"}
+    ),
+    "half of a tokenizer": row("embed mute a", "merges.txt", files={"mute/vocab.json": "{}"}),
+    "broken chat template": row(
+        "chat chatty", "chat template is broken in line 1", files={"chatty/chat_template.jinja": "{% if %}"}
+    ),
+    "template that is no UTF-8": row(
+        "chat chatty", "chat_template.jinja is not UTF-8", files={"chatty/chat_template.jinja": b"\xff"}
+    ),
+    "template without end": row(
+        "chat chatty",
+        "chat template",
+        "steps",
+        files={"chatty/chat_template.jinja": "{% for i in range(9**5) %}" * 2 + "{% endfor %}" * 2},
+        stdin=b"hi",
+    ),
+    "end that is no id": row(
+        "chat chatty", "eos_token_id='2'", files={"chatty/generation_config.json": '{"eos_token_id": "2"}'}
+    ),
+    "config of an unknown family": row(
+        "chat chatty",
+        "config.json",
+        "'mamba' is unknown",
+        files={"chatty/config.json": '{"model_type": "mamba"}'},
+    ),
+    "config that is a list": row("chat chatty", "config.json", "list", files={"chatty/config.json": "[]"}),
+    "download without a network": row(
+        "import org/name out --download", "cannot download 'org/name'", before=unplug
+    ),
+    "download of no name": row("import ../../x out --download", "cannot download '../../x'", before=unplug),
+    "download without the extra": row(
+        "chat org/name --download", "pip install 'clearhead[hub]'", before=no_hub
+    ),
+    # published models: using one
+    "talking with a run": row("chat run", "chat template"),
+    "talking with a model that only continues": row("chat plain", "came without a chat template"),
+    "talking with an encoder": row("chat encoder", "encoder", "no next token", stdin=b"hi"),
+    "talking without a tokenizer": row("chat mute", "mute holds no tokenizer"),
+    "talking too long": row("chat chatty --max-new-tokens 999", "up to 999", "room for 64", stdin=b"hi"),
+    "talking less than nothing": row("chat chatty --max-new-tokens -1", "max_new_tokens=-1", stdin=b"hi"),
+    "talking with negative top_k": row("chat chatty --top-k -1", "top_k=-1", stdin=b"hi"),
+    "talking with negative temperature": row("chat chatty --temperature -1", "temperature=-1", stdin=b"hi"),
+    "talking on an unknown device": row("chat chatty --device abacus", "'abacus'", "cpu or cuda"),
+    "message beyond the model": row("chat chatty", "room for 64", stdin=b"word " * 40),
+    "answer of an encoder": row("generate encoder The", "encoder", "no next token"),
+    "answer without a tokenizer": row("generate mute The", "mute holds no tokenizer"),
+    "tokens beyond the embedding": row("generate small zzz", "token id", "0..99"),
+    "empty prompt of a published model": row("generate plain ''", "prompt is empty"),
+    "vector of nothing": row("embed encoder ''", "text 1 is empty"),
+    "vector of an empty second text": row("embed encoder a ''", "text 2 is empty"),
+    "vectors of empty stdin": row("embed encoder", "standard input has no lines"),
+    "vectors of stdin that is no UTF-8": row("embed encoder", "0xe9", stdin=b"caf\xe9"),
+    "vector without a tokenizer": row("embed mute a", "mute holds no tokenizer"),
+    "vector of tokens beyond the embedding": row("embed small zzz", "122", "100"),
+    "unknown measure": row("embed encoder a --kind hamming", "'hamming'", "cosine"),
+    "unknown pool": row("embed encoder a --pool max", "'max'", "mean"),
+    "search in no file": row("embed encoder a --search nowhere.txt", "nowhere.txt"),
+    "search in a folder": row("embed encoder a --search corpus", "corpus", "directory"),
+    "search in an empty file": row("embed encoder a --search a.txt", "no lines", files={"a.txt": "\n \n"}),
+    "search in no UTF-8": row("embed encoder a --search a.txt", "a.txt", "0xe9", files={"a.txt": b"\xe9"}),
+    "search for nothing": row("embed encoder a --search corpus/000.txt --top-k 0", "top_k=0", "at least 1"),
+    "lines of no search": row("embed encoder a --top-k 3", "--top-k 3", "--search"),
+    "neighbours of nothing": row("neighbours plain ''", "no word", "king - man"),
+    "neighbours of two tokens": row("neighbours plain unlikely", "no single token", "'u' 'n'"),
+    "fewer than no neighbours": row("neighbours plain a --top-k -1", "top_k=-1", "at least 1"),
+    "neighbours beyond the embedding": row("neighbours small z", "122", "100 rows"),
+    "neighbours without a tokenizer": row("neighbours mute a", "mute holds no tokenizer"),
+    # published models: writing one
+    "export onto itself": row("export chatty ./chatty/../chatty", "the model itself", "another folder"),
+    "export onto another model": row("export chatty plain", "plain is a folder with something in it"),
+    "export into a run": row("export chatty run", "run is a folder with something in it"),
+    "export into here": row("export chatty ''", "with something in it"),
+    "export onto a file": row("export chatty recipe.toml", "recipe.toml is a file"),
+    "export below a file": row("export chatty recipe.toml/x", "recipe.toml", "in the way"),
+    "export where nobody writes": row("export chatty /proc/nowhere", "/proc"),
+    "export of no model": row("export nowhere out", "there is no nowhere"),
+    "export in an unknown type": row("export chatty out --dtype int8", "'int8'", "bfloat16"),
+    "export of what has no form": row(
+        "export odd out", "no Hugging Face form", "positions='sinusoidal'", before=train_odd
+    ),
+    "export to nowhere": row("export chatty", "folder to write", "--help"),
+    "import of a name not asked to download": row("import org/name out", "org/name", "--download"),
+    "import of a tokenizer": row("import vocab out", "vocab holds neither"),
+    "checking nothing": row("selfcheck nowhere", "there is no nowhere"),
+    "checking an unknown family": row("selfcheck --family mamba", "'mamba'", "llama"),
+    "checking a model as a family": row(
+        "selfcheck mute --family llama", "--family llama", "mute is one model"
+    ),
+    "checking on an unknown device": row("selfcheck mute --device abacus", "'abacus'"),
 }
 
 
@@ -368,7 +500,25 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         specials = ["<|endoftext|>"] if alphabet == "bytes" else []
         Tokenizer(*train_bpe(source, size, specials, alphabet=alphabet), specials).save(folder / name)
+    publish(folder)
     return folder
+
+
+def publish(folder: Path) -> None:
+    """Models in Hugging Face form: with a chat template, without one, without a tokenizer, too small."""
+    tokenizer = Tokenizer({i: bytes([i]) for i in range(256)}, [], ["<|endoftext|>"])
+    usage = Usage({"tokenizer_config.json": {}}, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    sizes: dict[str, Any] = {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_len": 64}
+    model = Transformer(ModelConfig(vocab_size=257, **sizes), seed=0)
+    save(model, tokenizer.with_usage(usage), folder / "chatty")
+    save(model, tokenizer, folder / "plain")
+    save(model, None, folder / "mute")
+    save(Transformer(ModelConfig(vocab_size=100, **sizes), seed=0), tokenizer, folder / "small")
+    family = FAMILIES["bert"]
+    settings = TWINS["bert"][1] | {"vocab_size": 257}
+    encoder = Transformer(read_config(family, settings, "BertForMaskedLM"), seed=0)
+    encoder.origin = Origin("bert", settings)
+    save(encoder, tokenizer.with_usage(usage), folder / "encoder")
 
 
 def prepared(mistake: Mistake, workplace: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,8 +545,10 @@ def test_mistake_is_answered_with_one_line(
     prepared(mistake, workplace, tmp_path / "here", monkeypatch)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(mistake.stdin)))
     capsys.readouterr()
+    there = sorted(Path().rglob("*"))
     with pytest.raises(SystemExit) as ended:
         main(shlex.split(mistake.command))
+    PATCH.undo()
     out, err = capsys.readouterr()
     notes, answer = err.splitlines()[:-1], err.splitlines()[-1]
     assert ended.value.code == 2
@@ -407,6 +559,8 @@ def test_mistake_is_answered_with_one_line(
     assert not any(note.startswith("clearhead: ") or "Traceback" in note for note in notes)
     # Only training has told by then what it chose; every other verb says nothing but this one line.
     assert not notes or mistake.command.startswith("train"), notes
+    if shlex.split(mistake.command)[0] in ("export", "import"):
+        assert sorted(Path().rglob("*")) == there, "something was left behind"
 
 
 @pytest.mark.slow

@@ -93,10 +93,11 @@ def selfcheck(
     else:
         found = check_place(place, device)
     rows: list[Row] = []
-    if not as_json:
-        print(check.table_head())
     for _, group in itertools.groupby(found, lambda row: row.family):
-        rows += (line := list(group))
+        line = list(group)
+        if not rows and not as_json:
+            print(check.table_head())
+        rows += line
         if not as_json:
             print(check.table_line(line), flush=True)
     ok = all(row.ok for row in rows)
@@ -328,7 +329,7 @@ def check_empty(out: Path) -> None:
         raise FileExistsError(f"{out} is a folder with something in it; choose a new one, or empty it")
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"{out} is a file; choose another place for the folder")
-    make_room(out.absolute().parent)
+    make_room(out.parent)
 
 
 def import_model(
