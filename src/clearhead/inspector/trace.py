@@ -24,7 +24,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 import clearhead
-from clearhead.inspector.record import SILENT, Edit, Recorder, checked_layers, hear
+from clearhead.inspector.record import SILENT, Edit, Recorder, checked_layers, hear, wanted
 from clearhead.model.transformer import Transformer
 
 PACKAGE = Path(clearhead.__file__).parent
@@ -98,7 +98,7 @@ class Trace:
         return self.given[path]["0"]
 
     @functools.cached_property
-    def modules(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, Any]:
         """Every module by its path."""
         return dict(self.model.named_modules())
 
@@ -123,9 +123,10 @@ class Tracer(Recorder):
         first = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(first, Tensor) and first.is_floating_point():
             if id(first) not in self.latest and not isinstance(module, SILENT):
-                first = super().on_value(f"{name}.input", first, name, tapped=False)
-                axes = axes_of(name, first)
-                self.note(first, Node(f"{name}.input", name, False, None, axes, *made_at(module)))
+                given_name = f"{name}.input"
+                self.note(first, Node(given_name, name, False, None, axes_of(name, first), *made_at(module)))
+                if wanted(given_name, self.patterns, self.layers):
+                    self.values[given_name] = first.detach()
             given["input"] = self.latest.get(id(first))
         self.trace.given[name] = given
 

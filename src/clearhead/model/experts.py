@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from clearhead.model.config import Activation, ExpertsConfig
 from clearhead.model.grouped import grouped_product
 from clearhead.model.layers import FeedForward, Linear, find_activation, widen
-from clearhead.model.tap import tap
+from clearhead.model.tap import listening, tap
 
 
 class Routed(NamedTuple):
@@ -218,28 +218,36 @@ class Experts(nn.Module):
         weights, chosen = tap("weights", weights), tap("chosen", chosen)
         if routing is not None:
             routing.layers.append(Routed(logits, scores, chosen))
-        y = self.mix(x.flatten(0, 1), weights.flatten(0, 1), chosen.flatten(0, 1))
-        return self.add_shared(self, x, y.to(x.dtype).view(x.shape))
+        y = self.mix(x, weights, chosen)
+        return self.add_shared(self, x, y.to(x.dtype))
 
     def mix(
-        self, tokens: Float[Tensor, "N D"], weights: Float[Tensor, "N k"], chosen: Int[Tensor, "N k"]
-    ) -> Float[Tensor, "N D"]:
+        self, x: Float[Tensor, "B T D"], weights: Float[Tensor, "B T k"], chosen: Int[Tensor, "B T k"]
+    ) -> Float[Tensor, "B T D"]:
         """Each token through its experts: pairs sorted by expert, a grouped product per matrix, and back."""
-        top_k = chosen.shape[1]
         expert, order = chosen.flatten().sort(stable=True)
+        back = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
         numbers = torch.arange(1, len(self.gate) + 1, device=expert.device)
         ends = torch.searchsorted(expert, numbers, out_int32=True)
         # Repeated first, then permuted: so that no two gradients are added to the same place in parallel.
-        rows = tokens.repeat_interleave(top_k, 0).index_select(0, order)
+        rows = x.flatten(0, 1).repeat_interleave(chosen.shape[-1], 0).index_select(0, order)
 
         def each(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             y = grouped_product(rows, weight, ends)
             return y if bias is None else y + bias.to(y.dtype).index_select(0, expert)
 
-        gate, up = each(rows, self.gate, self.gate_bias), each(rows, self.up, self.up_bias)
-        down = each(self.join(self, gate, up), self.down, self.down_bias)
-        back = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-        return (down.index_select(0, back).unflatten(0, (-1, top_k)) * weights[..., None]).sum(1)
+        def unsorted(rows: Tensor) -> Tensor:
+            return rows.index_select(0, back).view(*chosen.shape, -1)
+
+        def shown(name: str, rows: Tensor) -> Tensor:
+            """The rows, tapped where their tokens stand."""
+            return tap(name, unsorted(rows)).flatten(0, 2).index_select(0, order) if listening() else rows
+
+        gate = shown("gate", each(rows, self.gate, self.gate_bias))
+        up = shown("up", each(rows, self.up, self.up_bias))
+        hidden = shown("hidden", self.join(self, gate, up))
+        outputs = tap("outputs", unsorted(each(hidden, self.down, self.down_bias)))
+        return (outputs * weights[..., None]).sum(-2)
 
 
 def join_gated(

@@ -1,0 +1,55 @@
+"""Every number of every architecture follows from the numbers its cell names."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from clearhead.inspector.provenance import Unknown, explain, recompute
+from clearhead.inspector.trace import Trace, trace
+from reference.zoo import ZOO, animal, inputs
+
+CELLS = 4  # of every value
+
+
+def cells_of(t: Trace, name: str, n: int) -> list[tuple[int, ...]]:
+    """Random places, the same in every run."""
+    draw = random.Random(name)
+    return [tuple(draw.randrange(size) for size in t.values[name].shape) for _ in range(n)]
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", ZOO)
+def test_recorded_equals_recomputed(name: str, padded: bool) -> None:
+    """Random cells of every value of a pass, in float64 so that only wrong rules differ; none has no rule."""
+    model = animal(name).double()
+    t = trace(model, **inputs(model, padded))
+    assert len(t.values) > 20
+    for value in t.values:
+        for index in cells_of(t, value, CELLS):
+            cell = explain(t, value, index)
+            found = recompute(cell)
+            # angles, sinusoids and routers are float32 by design
+            assert math.isclose(found, cell.value, rel_tol=2e-6, abs_tol=2e-6), (cell.to_dict(), found)
+
+
+@pytest.mark.parametrize("name", ["mha rotary", "experts", "encoder-decoder", "latent"])
+def test_in_float32_the_tolerance_is_kept(name: str) -> None:
+    model = animal(name)
+    t = trace(model, **inputs(model))
+    for value in t.values:
+        for index in cells_of(t, value, 2):
+            cell = explain(t, value, index)
+            assert abs(recompute(cell) - cell.value) <= max(cell.tolerance, 2e-6), cell.to_dict()
+
+
+def test_a_foreign_module_opens() -> None:
+    """Embedding, norm and linear are known; the inside of the GRU is not, and says so."""
+    model = animal("foreign")
+    t = trace(model, **inputs(model))
+    assert {"table", "norm", "out", "logits"} <= t.values.keys()
+    known = [explain(t, value, (1, 3, 5)) for value in ("table", "norm", "out")]
+    assert all(abs(recompute(cell) - cell.value) < 1e-5 for cell in known)
+    with pytest.raises(Unknown, match=r"no rule tells how norm\.input was made"):
+        explain(t, "norm.input", (0, 0, 0))
