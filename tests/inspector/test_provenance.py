@@ -4,7 +4,6 @@ import math
 import random
 
 import pytest
-import torch
 
 from clearhead.inspector.provenance import Unknown, explain, recompute
 from clearhead.inspector.trace import Trace, trace

@@ -41,9 +41,9 @@ def build(shape: str, **changes: Any) -> Transformer:
         "n_layers": 2,
         "n_heads": 6,
         "d_ff": 40,
-        "relative_buckets": 10,
-        "relative_max_distance": 16,
     }
+    if changes.get("positions") == "relative":
+        sizes |= {"relative_buckets": 10, "relative_max_distance": 16}
     if shape == "encoder-decoder":
         sizes |= {"n_encoder_layers": 3, "n_encoder_heads": 3, "encoder_d_ff": 56, "source_vocab_size": 47}
     return randomised(Transformer(ModelConfig(**sizes | changes)))

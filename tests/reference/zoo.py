@@ -1,4 +1,4 @@
-"""A tiny model of every architecture, every weight random and all sizes different, for tests of looking inside."""
+"""A tiny model of every architecture, every weight random and all sizes different, for looking inside."""
 
 from typing import Any
 
@@ -31,8 +31,8 @@ ZOO: dict[str, dict[str, Any]] = {
     "mqa window": {"n_kv_heads": 1, "window": 3, "windowed_layers": (True, False), "fused_qkv": True},
     "partial rotary": {"rotary_dim": 2, "d_head": 6, "rotary_scaling": RotaryScaling("linear", factor=2.0)},
     "learned post-norm": {
-        "positions": "learned", "norm": "layer", "norm_placement": "post", "final_norm": False, "gated": False,
-        "activation": "gelu_tanh", "head_bias": True, **BIASES,
+        "positions": "learned", "norm": "layer", "norm_placement": "post", "final_norm": False,
+        "gated": False, "activation": "gelu_tanh", "head_bias": True, **BIASES,
     },
     "sinusoidal": {"positions": "sinusoidal", "norm": "layer", "embed_scale": 2.0, "activation": "gelu"},
     "relative": {
@@ -43,9 +43,14 @@ ZOO: dict[str, dict[str, Any]] = {
         "norm_placement": "sandwich", "qk_norm": "head", "attn_softcap": 3.0, "logit_softcap": 4.0,
         "norm_offset": 1.0, "n_kv_heads": 3,
     },
-    "branch flat norm clip": {"norm_placement": "branch", "qk_norm": "flat", "qkv_clip": 0.8, "n_kv_heads": 2},
+    "branch flat norm clip": {
+        "norm_placement": "branch", "qk_norm": "flat", "qkv_clip": 0.8, "n_kv_heads": 2,
+    },
     "sinks": {"attn_sinks": True, "window": 4, "windowed_layers": (False, True), **BIASES},
-    "experts": {"experts": ExpertsConfig(5, 2, 28, shared_d_ff=12, shared_gate=True), "expert_layers": (False, True)},
+    "experts": {
+        "experts": ExpertsConfig(5, 2, 28, shared_d_ff=12, shared_gate=True),
+        "expert_layers": (False, True),
+    },
     "experts sigmoid": {
         "experts": ExpertsConfig(
             6, 3, 20, router="sigmoid", n_groups=3, top_groups=2, correction_bias=True, weight_scale=2.5,
@@ -57,13 +62,14 @@ ZOO: dict[str, dict[str, Any]] = {
     "latent plain": {"latent": LatentConfig(None, 10, 6, 4, 5), "rotary_layout": "interleaved"},
     "encoder": {
         "shape": "encoder", "head": "masked", "head_activation": "gelu", "head_norm": True, "head_bias": True,
-        "positions": "learned", "n_token_types": 2, "embed_norm": True, "norm": "layer", "norm_placement": "post",
-        "final_norm": False, "gated": False, "activation": "gelu", "position_offset": 2, **BIASES,
+        "positions": "learned", "n_token_types": 2, "embed_norm": True, "norm": "layer",
+        "norm_placement": "post", "final_norm": False, "gated": False, "activation": "gelu",
+        "position_offset": 2, **BIASES,
     },
     "encoder window": {"shape": "encoder", "head": "token", "n_labels": 4, "window": 2, "embed_norm": True},
     "classifier": {
-        "shape": "encoder", "head": "sequence", "n_labels": 3, "head_activation": "tanh", "positions": "learned",
-        "norm": "layer", "head_bias": True,
+        "shape": "encoder", "head": "sequence", "n_labels": 3, "head_activation": "tanh",
+        "positions": "learned", "norm": "layer", "head_bias": True,
     },
     "embedding": {"shape": "encoder", "head": "embedding", "pool": "mean"},
     "encoder-decoder": {

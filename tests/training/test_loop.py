@@ -143,7 +143,7 @@ def test_ten_steps_are_five_and_five(template, tmp_path, cuts, kind):
 
 
 def test_experts_learn_and_resume_exactly(template, tmp_path):
-    """Routers' losses count in the gradient, not in the log; corrections move by one rate a step; 10 = 5+5."""
+    """Routers' losses count in the gradient, not in the log; corrections move by one rate; 10 = 5+5."""
     experts = ExpertsConfig(4, 2, 24, correction_bias=True, balance_loss=0.5, z_loss=0.1, jitter=0.1)
     recipe = tiny_recipe(
         template, model={"experts": experts, "attn_dropout": 0.1}, batch_size=3, accumulation=2

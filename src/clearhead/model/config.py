@@ -327,6 +327,10 @@ class ModelConfig:
         needs: dict[str, tuple[bool, tuple[str, ...]]] = {
             "positions='rotary'": (self.positions == "rotary", (*turning, "window_rotary_theta")),
             "positions='learned'": (self.positions == "learned", ("position_offset",)),
+            "positions='relative'": (
+                self.positions == "relative",
+                ("relative_buckets", "relative_max_distance"),
+            ),
             "a window": (self.window is not None, ("windowed_layers", "window_rotary_theta")),
             "experts": (self.experts is not None, ("expert_layers",)),
             "a layer without experts": (dense, ("gated", "ff_bias", "ff_dropout")),

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead.model.config import ModelConfig, Pool
-from clearhead.model.layers import ACTIVATIONS, Linear, make_norm
+from clearhead.model.layers import ACTIVATIONS, Linear, make_config_norm
 
 Mask = Bool[Tensor, "B T"] | None
 
@@ -34,14 +34,7 @@ class Prepared(nn.Module):
         self.activation = HEAD_ACTIVATIONS[config.head_activation]
         self.norm = nn.Identity()
         if config.head_norm:
-            self.norm = make_norm(
-                config.norm,
-                config.d_model,
-                config.norm_eps,
-                config.norm_bias,
-                config.norm_offset,
-                config.norm_wide_gain,
-            )
+            self.norm = make_config_norm(config)
 
 
 def transform(head: Prepared, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.model.config import Activation, NormKind, default_d_ff
+from clearhead.model.config import Activation, ModelConfig, NormKind, default_d_ff
 from clearhead.model.tap import tap
 
 
@@ -169,6 +169,18 @@ def make_norm(
     if kind == "rms":
         return RMSNorm(d_model, eps, offset, wide_gain)
     raise ValueError(f"norm={kind!r} is unknown; choose one of {', '.join(get_args(NormKind))}")
+
+
+def make_config_norm(config: ModelConfig) -> LayerNorm | RMSNorm:
+    """The norm layer of this config's width and kind."""
+    return make_norm(
+        config.norm,
+        config.d_model,
+        config.norm_eps,
+        config.norm_bias,
+        config.norm_offset,
+        config.norm_wide_gain,
+    )
 
 
 def widen(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -26,7 +26,7 @@ from clearhead.model.config import Activation, ModelConfig, NormKind, NormPlacem
 from clearhead.model.experts import Experts, Routing
 from clearhead.model.heads import make_head
 from clearhead.model.initial import initialise
-from clearhead.model.layers import Embedding, FeedForward, make_norm
+from clearhead.model.layers import Embedding, FeedForward, make_config_norm, make_norm
 from clearhead.model.position import Rotary, Rotation, relative_bucket, sinusoidal
 from clearhead.model.tap import tap
 
@@ -520,18 +520,6 @@ def check_source(config: ModelConfig, tokens: Tensor, source: Tensor | None, mem
         raise ValueError("an encoder-decoder reads first: give the source, or the memory encode() made of it")
     if len(read) != len(tokens):
         raise ValueError(f"{len(read)} sources were read and {len(tokens)} rows of tokens are given")
-
-
-def make_config_norm(config: ModelConfig) -> nn.Module:
-    """The norm layer this config describes."""
-    return make_norm(
-        config.norm,
-        config.d_model,
-        config.norm_eps,
-        config.norm_bias,
-        config.norm_offset,
-        config.norm_wide_gain,
-    )
 
 
 def make_attention(config: ModelConfig, layer: int) -> nn.Module:
