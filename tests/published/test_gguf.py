@@ -1,6 +1,8 @@
 """GGUF: tiny files of every plain type and the quantised ones, tokenizers, injuries."""
 
+import random
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clearhead import ModelConfig, Tokenizer, Transformer, load
+from clearhead import ModelConfig, Tokenizer, Transformer, generate, load
 from clearhead.model.transformer import Transformer as Model
 from clearhead.published.gguf import load_gguf
 from clearhead.published.gguf_file import GGUFFile
@@ -21,6 +23,11 @@ from clearhead.text.foreign import ForeignTokenizer
 
 gguf = pytest.importorskip("gguf")
 
+MANY = settings(
+    max_examples=1000,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 HEADS, KV_HEADS = 4, 2
 SIZES = {"d_model": 64, "d_ff": 96, "n_layers": 2, "n_heads": HEADS, "n_kv_heads": KV_HEADS}
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}assistant:"
@@ -234,21 +241,94 @@ def test_there_must_be_a_file(tmp_path: Path) -> None:
         load_gguf(tmp_path / "none.gguf")
 
 
+def head(n_tensors: int, *rest: bytes) -> bytes:
+    """The beginning of a file that counts so many tensors."""
+    return b"GGUF" + struct.pack("<IQQ", 3, n_tensors, 0) + b"".join(rest)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (head(2**63), "it counts 9223372036854775808 things, more than it has room for"),
+        (head(1, struct.pack("<Q", 2**63), bytes(24)), "it ends at byte 56, within its head"),
+        (
+            head(1, struct.pack("<Q1sI2QIQ", 1, b"x", 2, 10**5, 10**10, 0, 0), bytes(99)),
+            "'x' goes on beyond the end",
+        ),
+        (head(1, struct.pack("<Q1sI1QIQ", 1, b"x", 1, 4, 0, 2**63), bytes(99)), "'x' goes on beyond the end"),
+        (head(1, struct.pack("<Q1sI", 1, b"x", 2**31), bytes(99)), "a tensor has 2147483648 dimensions"),
+        (head(1, struct.pack("<Q1sIIQ", 1, b"x", 0, 77, 0), bytes(99)), "'x' has an unknown type, 77"),
+    ],
+)
+def test_sizes_beyond_the_file_are_not_believed(data: bytes, message: str, tmp_path: Path) -> None:
+    """A small file that declares a petabyte, or a text of 2**63 bytes, takes no memory: it is refused."""
+    (tmp_path / "huge.gguf").write_bytes(data)
+    with pytest.raises(ValueError, match=message):
+        load_gguf(tmp_path / "huge.gguf")
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = our_model(d_model=8, d_ff=4, n_layers=1)
+    return write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", model)
+
+
 @pytest.mark.slow
-@settings(deadline=None, max_examples=1000)
-@given(data=st.data())
-def test_a_damaged_file_raises_value_errors_only(
-    data: st.DataObject, plain_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@MANY
+@given(seed=st.integers(0, 2**32))
+def test_a_damaged_file_raises_value_errors_only(seed: int, tiny_file: Path, unchecked: None) -> None:
     """A thousand injuries of the head, where all that is not a plain number stands."""
-    whole = bytearray(plain_file.read_bytes())
-    path = plain_file.with_name("damaged.gguf")
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, 1200) | st.integers(len(TOKENS) * 10, len(TOKENS) * 26))
-        whole[place] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.just(len(whole)) | st.integers(0, len(whole)))
+    rng, whole = random.Random(seed), bytearray(tiny_file.read_bytes())
+    path = tiny_file.with_name("damaged.gguf")
+    for _ in range(rng.randint(1, 3)):
+        start, end = rng.choice([(0, 1200), (len(TOKENS) * 10, len(TOKENS) * 26)])
+        whole[rng.randrange(start, end)] = rng.randrange(256)
+    cut = rng.choice([len(whole), len(whole), rng.randrange(len(whole))])
     path.write_bytes(bytes(whole[:cut]))
     try:
         load_gguf(path)
     except ValueError as error:
         assert "\n" not in str(error)
+
+
+SENTENCE_PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(249))]
+SENTENCE_PIECES += ["▁", "t", "h", "e", "▁t", "he", "▁the"]
+SENTENCE_PIECE_SETTINGS: dict[str, Any] = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": SENTENCE_PIECES,
+    "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 249 + [1] * 7,
+    "tokenizer.ggml.scores": [0.0] * 252 + [-float(n) for n in range(7)],
+    "tokenizer.ggml.bos_token_id": 1,
+}
+SPARE = [
+    *("llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scaling.original_context_length"),
+    *("llama.attention.key_length", "llama.rope.dimension_count", "llama.expert_count"),
+    *("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix"),
+    *("tokenizer.ggml.eot_token_id", "tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id"),
+    "tokenizer.chat_template",
+]
+SINGLE = [True, -1, 0, 1, 2, 258, 2**31, 2**63, 2**64 - 1, 1.5, float("nan"), float("inf"), "", "x", "yarn"]
+JUNK = [*SINGLE, "linear", "none", [], *([value] * length for value in SINGLE for length in (1, len(TOKENS)))]
+
+
+@pytest.mark.slow
+@MANY
+@given(seed=st.integers(0, 2**32))
+def test_settings_of_any_kind_raise_value_errors_only(
+    seed: int, tiny_file: Path, unchecked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand files in which a setting or two say something else, or are of another type."""
+    rng, file = random.Random(seed), GGUFFile(tiny_file)
+    if rng.random() < 0.5:
+        file.settings |= SENTENCE_PIECE_SETTINGS
+    for _ in range(rng.randint(1, 2)):
+        name = rng.choice([*file.settings, *SPARE])
+        file.settings[name] = rng.choice(JUNK)
+        if rng.random() < 0.1:
+            del file.settings[name]
+    monkeypatch.setattr("clearhead.published.gguf.GGUFFile", lambda path: file)
+    try:
+        model, tokenizer = load_gguf(tiny_file)
+        assert len(generate(model, tokenizer.encode("the"), max_new_tokens=1)) == 1
+    except ValueError as error:
+        assert "\n" not in str(error) and len(str(error)) < 2000

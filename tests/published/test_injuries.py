@@ -1,5 +1,6 @@
 """Injured and hostile folders: one clear line each, and nothing in them is executed."""
 
+import contextlib
 import json
 import pickle
 import random
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clearhead import ModelConfig, Transformer, load, save
+from clearhead import ModelConfig, Tokenizer, Transformer, load, save
 
 MANY = settings(
     max_examples=1000,
@@ -268,6 +269,122 @@ def test_files_of_torch_that_hold_no_plain_tensors(folder: Path) -> None:
     for said, value in odd.items():
         torch.save(value, folder / "pytorch_model.bin")
         assert said in refusal(folder)
+
+
+def test_an_archive_that_grows_when_it_is_opened(folder: Path) -> None:
+    """PyTorch compresses nothing; a kilobyte that becomes a gigabyte is not unpacked."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder.parent / "whole.zip")
+    with (
+        zipfile.ZipFile(folder.parent / "whole.zip") as whole,
+        zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for name in whole.namelist():
+            archive.writestr(name, whole.read(name))
+    assert "is compressed, which torch.save never does" in refusal(folder)
+
+
+@pytest.mark.parametrize("size", [10**15, 3 * 10**9])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_size_that_the_file_does_not_have(size: int, legacy: bool, folder: Path) -> None:
+    """A kilobyte that declares a petabyte, or more than there is, is refused."""
+    (folder / "model.safetensors").unlink()
+    file = folder / "pytorch_model.bin"
+    torch.save({"x": torch.ones(1000)}, file, _use_new_zipfile_serialization=not legacy)
+    true, false = b"M" + (1000).to_bytes(2, "little"), b"\x8a\x08" + size.to_bytes(8, "little")
+    if legacy:
+        file.write_bytes(file.read_bytes().replace(true, false))
+    else:
+        with zipfile.ZipFile(file) as archive:
+            entries = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, data in entries.items():
+                archive.writestr(name, data.replace(true, false) if name.endswith(".pkl") else data)
+    assert "is no file of plain tensors" in refusal(folder)
+
+
+@pytest.mark.parametrize("change", [0, -4])
+def test_a_header_of_safetensors_that_declares_a_petabyte(change: int, folder: Path) -> None:
+    sizes = {"dtype": "F32", "shape": [10**5, 10**10], "data_offsets": [0, 4 * 10**15 + change]}
+    head = json.dumps({"model.norm.weight": sizes}).encode()
+    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    assert "is no complete safetensors file" in refusal(folder)
+
+
+def test_ids_that_are_none_are_named(folder: Path) -> None:
+    """What generation would stumble over later."""
+    generation = folder / "generation_config.json"
+    for value in ("2", 1.5, [[1]], {"a": 1}, True):
+        generation.write_text(json.dumps({"eos_token_id": value}), encoding="utf-8")
+        assert "generation_config.json: eos_token_id=" in refusal(folder)
+    generation.write_text('{"bad_words_ids": [1]}', encoding="utf-8")
+    assert "bad_words_ids=[1] should be" in refusal(folder)
+    generation.unlink()
+    change_config(folder, pad_token_id="0")
+    assert "config.json: pad_token_id='0' should be the id of a token" in refusal(folder)
+
+
+def test_numbers_beyond_float32_are_named(folder: Path) -> None:
+    change_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 10**300})
+    assert "beyond the numbers of float32" in refusal(folder)
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("part", ["save_file", "write_json", "write_tokenizer"])
+def test_saving_that_fails_leaves_what_was_there(
+    there: bool, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk at any file: no folder, or the old model; nothing beside it."""
+    place = tmp_path / "model"
+    tokenizer = Tokenizer({i: bytes([i]) for i in range(256)}, [])
+    if there:
+        save(Transformer(ModelConfig(**SIZES), seed=1), None, place)
+        (place / "notes.txt").write_text("mine", encoding="utf-8")
+    before = {file.name: file.read_bytes() for file in place.glob("*")}
+
+    def full(*args: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    home = "storage" if part == "save_file" else "models"
+    with monkeypatch.context() as patch:
+        patch.setattr(f"clearhead.published.{home}.{part}", full)
+        with pytest.raises(OSError, match="No space left"):
+            save(Transformer(ModelConfig(**SIZES), seed=2), tokenizer, place)
+    assert {file.name: file.read_bytes() for file in place.glob("*")} == before
+    assert place.exists() == there and len(list(tmp_path.iterdir())) == int(there)
+    save(Transformer(ModelConfig(**SIZES), seed=2), tokenizer, place, max_shard_bytes=600)
+    assert not (place / "model.safetensors").exists() and len(list(place.glob("model-*"))) > 1
+    assert (place / "notes.txt").exists() == there
+    load(place)
+
+
+def test_killed_at_any_rename_no_folder_looks_whole_and_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over an old model: after each step there is the old one, the new one, or none, never a mixture."""
+    old, new = (Transformer(ModelConfig(**SIZES), seed=seed) for seed in (1, 2))
+    place, replaced = tmp_path / "model", Path.replace
+    for steps in range(6):
+        save(old, None, place)
+        left = [steps]
+
+        def dying(self: Path, target: Path, left: list[int] = left) -> Path:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return replaced(self, target)
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(Path, "replace", dying)
+            save(new, None, place, max_shard_bytes=2000)
+        if (place / "config.json").exists():
+            weights = load(place)[0].embed.weight
+            assert any(torch.equal(weights, model.embed.weight) for model in (old, new))
+        shutil.rmtree(place)
 
 
 def test_a_zip_that_is_no_checkpoint(folder: Path) -> None:

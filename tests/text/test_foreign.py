@@ -362,6 +362,57 @@ def test_a_damaged_file_raises_value_errors_only(
         assert str(error) and "\n" not in str(error)
 
 
+def split_by(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pre_tokenizer": split_by("(a+)+b")}, "cannot encode this: .*retry-limit"),
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": ""}}, "retry-limit"),
+        ({"pre_tokenizer": split_by("(")}, "cannot read it: "),
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+            "cannot read it: Precompiled",
+        ),
+        (
+            {"post_processor": {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": 1}},
+            "cannot read it",
+        ),
+    ],
+)
+def test_what_the_library_gives_up_or_panics_at_is_one_line(
+    changes: dict[str, Any], said: str, libraries: dict[str, Library]
+) -> None:
+    """Patterns that go back and forth for ever, panics of Rust, depth: each is a ValueError."""
+    definition = json.dumps(json.loads(libraries["WordPiece"].to_str()) | changes)
+    with pytest.raises(ValueError, match=said) as caught:
+        ForeignTokenizer(definition).encode("a" * 50 + "c")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("depth", [300, 500, 700, 900, 10_000])
+def test_steps_in_steps_in_steps(depth: int) -> None:
+    steps = '{"type": "Sequence", "normalizers": [' * depth + "]}" * depth
+    with pytest.raises(ValueError, match="nested too deeply|cannot read it"):
+        ForeignTokenizer(f'{{"model": {{"type": "WordPiece"}}, "normalizer": {steps}}}')
+
+
+def test_a_frame_of_unknown_tokens_is_one_line(libraries: dict[str, Library]) -> None:
+    data = json.loads(libraries["WordPiece"].to_str())
+    data["post_processor"]["special_tokens"] = {}
+    with pytest.raises(ValueError, match="cannot encode this: no entry found for key"):
+        ForeignTokenizer(json.dumps(data)).encode_sentence("a")
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), "a", None])
+@pytest.mark.usefixtures("unchecked")
+def test_scores_are_numbers(score: Any) -> None:
+    with pytest.raises(ValueError, match="the piece 'a' has the score"):
+        PieceTable(["a"], [score], [1])
+
+
 # ------------------------------------------------------------------------------------------------ beside it
 
 

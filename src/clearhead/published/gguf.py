@@ -197,6 +197,9 @@ def special_ids(found: Mapping[str, Any]) -> Json:
         role: found.get(f"tokenizer.ggml.{name}_token_id")
         for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("eot", "eot"))
     }
+    for role, token_id in ids.items():
+        if token_id is not None and type(token_id) is not int:
+            raise ValueError(f"the id of the token {role} is {token_id!r:.60}, no whole number")
     ends = [ids[role] for role in ("eos", "eot") if ids[role] is not None]
     ends = list(dict.fromkeys(ends))
     made = {

@@ -221,18 +221,24 @@ def as_fields(config: type, values: Json) -> Json:
     """Values from JSON in the types of a dataclass's fields: tuples for lists, floats for whole numbers."""
     real = {item.name for item in fields(config) if item.type in (float, float | None, tuple[float, ...])}
 
-    def as_real(value: Any) -> Any:
-        if isinstance(value, int | float) and LARGEST < abs(value) < math.inf:
-            raise ValueError(f"{name}={value!r:.40} is beyond the numbers of float32")
-        return float(value) if type(value) is int else value
-
     made: Json = {}
     for name, value in values.items():
         value = tuple(value) if isinstance(value, list) else value
         if name in real:
-            value = tuple(map(as_real, value)) if isinstance(value, tuple) else as_real(value)
+            value = (
+                tuple(as_real(name, part) for part in value)
+                if isinstance(value, tuple)
+                else as_real(name, value)
+            )
         made[name] = value
     return made
+
+
+def as_real(name: str, value: Any) -> Any:
+    """A whole number as a float; ValueError for one that a model's float32 cannot hold."""
+    if isinstance(value, int | float) and LARGEST < abs(value) < math.inf:
+        raise ValueError(f"{name}={value!r:.40} is beyond the numbers of float32")
+    return float(value) if type(value) is int else value
 
 
 def write_config(family: Family, config: ModelConfig, class_name: str, kept: Json | None = None) -> Json:
@@ -329,19 +335,21 @@ def pair_row(prefix: str, row: Row, ours: Mapping[str, Tensor]) -> Iterator[Pair
         found = match.groupdict()
         layer, kind = found.get("layer") or "", found.get("kind") or ""
 
-        def fill(template: str, layer: str = layer, kind: str = kind) -> str:
-            return template.replace("{i}", layer).replace("*", kind)
-
-        our_names = [name, *map(fill, others)]
-        needed = [*our_names, *([fill(row.given)] if row.given else [])]
-        if not all(other in ours for other in needed) or fill(row.unless) in ours:
+        our_names = [name, *(fill(other, layer, kind) for other in others)]
+        needed = [*our_names, *([fill(row.given, layer, kind)] if row.given else [])]
+        if not all(other in ours for other in needed) or fill(row.unless, layer, kind) in ours:
             continue
         theirs = []
         for template in row.theirs.split():
-            filled = prefix + fill(template)
+            filled = prefix + fill(template, layer, kind)
             experts = range(tensor.shape[0]) if "{e}" in filled else [""]
             theirs += [filled.replace("{e}", str(expert)) for expert in experts]
         yield Pair(theirs, our_names, row.op or SAME)
+
+
+def fill(template: str, layer: str, kind: str) -> str:
+    """A name of a row in this layer, of this kind."""
+    return template.replace("{i}", layer).replace("*", kind)
 
 
 def list_names(names: Any, most: int = 8) -> str:

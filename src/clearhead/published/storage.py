@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from errno import EEXIST
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from jaxtyping import Shaped
@@ -154,7 +154,7 @@ def check_archive(path: Path) -> None:
                 check_pickle(io.BytesIO(archive.read(entry)))
 
 
-def check_pickle(file: IO[bytes]) -> None:
+def check_pickle(file: io.BufferedReader | io.BytesIO) -> None:
     """Look through the next pickle of a file, building nothing; ValueError names what is no tensor."""
     for step, named, _ in pickletools.genops(file):
         if step.name in ("INST", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"):

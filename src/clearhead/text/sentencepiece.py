@@ -10,6 +10,7 @@ Source: Kudo 2018 (arXiv:1804.10959), Kudo and Richardson 2018 (arXiv:1808.06226
 """
 
 import base64
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ class PieceTable:
             )
         if not self.pieces:
             raise ValueError("the vocabulary is empty")
+        for piece, score in zip(self.pieces, self.scores, strict=True):
+            if not isinstance(score, int | float) or not math.isfinite(score):
+                raise ValueError(f"the piece {piece!r:.60} has the score {score!r:.60}, no number")
         if len(set(self.pieces)) < len(self.pieces):
             twice = next(piece for number, piece in enumerate(self.pieces) if piece in self.pieces[:number])
             raise ValueError(f"the piece {twice!r:.60} stands twice in the vocabulary")
