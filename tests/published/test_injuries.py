@@ -18,6 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clearhead import ModelConfig, Tokenizer, Transformer, load, save
+from clearhead.published.mapping import read_config
+from clearhead.published.twins import TWINS
+from clearhead.published.weights import FAMILIES
 
 MANY = settings(
     max_examples=1000,
@@ -498,6 +501,20 @@ def test_any_change_to_config_json(changes: dict[str, Any], untouched: Path, fol
     shutil.copy(untouched / "config.json", folder)
     change_config(folder, **changes)
     refused_or_whole(folder)
+
+
+@pytest.mark.slow
+@MANY
+@given(name=st.sampled_from([*TWINS]), data=st.data())
+def test_any_change_to_the_config_of_any_family(name: str, data: st.DataObject, unchecked: None) -> None:
+    """A model's config, or one line."""
+    class_name, settings = TWINS[name]
+    keys = st.sampled_from([*settings, *KEYS])
+    changed = settings | data.draw(st.dictionaries(keys, VALUES, min_size=1, max_size=3))
+    try:
+        assert read_config(FAMILIES[name.split()[0]], changed, class_name).n_layers >= 1
+    except ValueError as error:
+        assert "\n" not in str(error) and len(str(error)) < 2000
 
 
 @pytest.mark.slow
