@@ -55,7 +55,7 @@ class Window:
         """Read all the rows into an empty cache; the logits of the token that follows each."""
         tokens, real = pad_left(self.rows, self.pad_id, self.device)
         if self.sources is not None and not self.memory:
-            with _evaluating(self.modules):
+            with evaluating(self.modules):
                 sources = pad_left(self.sources, 0, self.device)  # an id of any vocabulary
                 self.memory = {"memory": self.model.encode(*sources)}
         self.cache = self.model.new_cache(len(self.rows), self.capacity)
@@ -83,7 +83,7 @@ class Window:
         return list(row) if len(row) <= self.limit else row[-kept_tokens(self.limit) :]
 
     def _forward(self, tokens: Int[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> Float[Tensor, "B V"]:
-        with _evaluating(self.modules):
+        with evaluating(self.modules):
             logits = self.model(tokens, mask=real, cache=self.cache, **self.memory)
         self.filled += tokens.shape[1]
         return logits[:, -1]
@@ -110,7 +110,7 @@ def kept_tokens(max_len: int) -> int:
 
 
 @contextmanager
-def _evaluating(modules: list[nn.Module]) -> Iterator[None]:
+def evaluating(modules: list[nn.Module]) -> Iterator[None]:
     """No dropout inside the block; afterwards every module is back in its own mode."""
     training = [module for module in modules if module.training]
     for module in training:

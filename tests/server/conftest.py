@@ -1,0 +1,49 @@
+"""What the server's tests share: models that are being served on a port of their own."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from torch import nn
+
+from clearhead.text.bpe import train_bpe
+from clearhead.text.foreign import AnyTokenizer
+from clearhead.text.tokenizer import Tokenizer
+from serving import CORPUS, TEXT, Serve, Served, tiny_decoder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A small byte-level BPE with the words of TEXT."""
+    file = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    file.write_text(CORPUS, encoding="utf-8")
+    vocab, merges = train_bpe(str(file), 320, ["<|endoftext|>"])
+    return Tokenizer(vocab, merges, ["<|endoftext|>"])
+
+
+@pytest.fixture(scope="session")
+def serve() -> Iterator[Serve]:
+    """A function that serves a model until the tests end."""
+    from clearhead.server.look import look
+
+    open_ones: list[Served] = []
+
+    def start(
+        model: nn.Module, tokenizer: AnyTokenizer | None = None, text: str | None = None, **options: object
+    ) -> Served:
+        looking = look(model, tokenizer, text, **options)
+        token = looking.server.config.app.state.token
+        client = httpx.Client(base_url=looking.url, headers={"x-clearhead-token": token}, timeout=60)
+        open_ones.append(Served(looking, model, tokenizer, client))
+        return open_ones[-1]
+
+    yield start
+    for served in open_ones:
+        served.client.close()
+        served.looking.close()
+
+
+@pytest.fixture(scope="session")
+def served(serve: Serve, tokenizer: Tokenizer) -> Served:
+    """A tiny decoder that is being served: `served.base_url`."""
+    return serve(tiny_decoder(tokenizer.vocab_size), tokenizer, TEXT, name="tiny decoder")
