@@ -1,0 +1,100 @@
+/**
+ * The tray of edits: what was changed in the pass, each with its switch; and what the changes did.
+ */
+
+import * as api from "./api.js";
+import { brief, fill, h, percent, visible } from "./dom.js";
+import { wordOf } from "./map.js";
+import { argmax, softmax } from "./sample.js";
+import { app, go, manifest, redraw } from "./store.js";
+import { t } from "./text.js";
+
+let sweep = null; // {stop: AbortController|null, rows: [change, layer, head][], done, all, id}
+
+const set = (i, patch) => go({ edits: app.state.edits.map((edit, k) => (k === i ? { ...edit, ...patch } : edit)) });
+
+export function drawEdits() {
+  const { edits } = app.state;
+  fill(
+    document.getElementById("edits-body"),
+    edits.length === 0 && h("p", { class: "soft" }, t("edit.none")),
+    edits.length > 0 &&
+      h(
+        "ul",
+        { class: "edits" },
+        edits.map((edit, i) =>
+          h(
+            "li",
+            null,
+            h("label", { class: "check" }, h("input", { type: "checkbox", checked: edit.on, id: `edit-${i}`, onchange: (event) => set(i, { on: event.target.checked }) }), `${t(`kind.${edit.kind}`)} `, h("code", null, edit.name), edit.at.length > 0 && ` [${edit.at.map((k) => k ?? ":").join(", ")}]`),
+            edit.kind === "scale" &&
+              h("label", { class: "knob" }, h("span", null, "×"), h("input", { type: "range", min: -2, max: 4, step: 0.1, value: edit.value ?? 1, id: `scale-${i}`, "aria-label": t("edit.scale"), oninput: (event) => set(i, { value: Number(event.target.value) }) }), h("output", null, String(edit.value))),
+            h("button", { type: "button", class: "small", "aria-label": t("edit.remove", { name: edit.name }), onclick: () => go({ edits: edits.filter((_, k) => k !== i) }) }, "×"),
+          ),
+        ),
+      ),
+    edits.length > 0 && effect(),
+    sweepTools(),
+  );
+}
+
+/** How the prediction moved. */
+function effect() {
+  const { baseline, trace } = app;
+  if (!baseline?.logits || !trace?.logits || baseline === trace) return null;
+  const [before, after] = [softmax(baseline.logits.data), softmax(trace.logits.data)];
+  const [a, b] = [argmax(before), argmax(after)];
+  const line = (id) => t("edit.moved", { word: visible(wordOf(id)), before: percent(before[id]), after: percent(after[id]), logit: brief(trace.logits.data[id] - baseline.logits.data[id], 3) });
+  return h("p", { id: "effect" }, line(a), a !== b && h("br"), a !== b && line(b));
+}
+
+function sweepTools() {
+  const speaks = manifest.stacks.length > 0 && app.trace?.logits && app.trace.heads;
+  if (!speaks) return null;
+  const running = sweep?.stop;
+  return h(
+    "div",
+    { class: "sweep" },
+    h("button", { type: "button", class: "small", id: "sweep", onclick: running ? () => sweep.stop.abort() : runSweep }, running ? t("sweep.stop") : t("sweep.run")),
+    sweep && sweep.id === sweepId() && h("p", { class: "soft small" }, t("sweep.done", { done: sweep.done, all: sweep.all, word: visible(wordOf(sweep.word)) })),
+    sweep && sweep.id === sweepId() &&
+      h(
+        "ol",
+        { class: "ranking" },
+        [...sweep.rows].sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 5).map(([change, layer, head]) =>
+          h("li", null, h("button", { type: "button", class: "link", onclick: () => go({ layer, head, kind: "self", value: null }) }, `${t("layer")} ${layer}, ${t("head")} ${head}`), ` ${brief(change, 3)}`),
+        ),
+      ),
+  );
+}
+
+const sweepId = () => JSON.stringify([app.state.text, app.state.ids, app.state.source]);
+
+/** Switch every head off, one after the other, and note what the likeliest word's logit loses. */
+async function runSweep() {
+  const { trace, state } = app;
+  const stack = manifest.stacks.at(-1);
+  const word = argmax(trace.logits.data);
+  const base = trace.logits.data[word];
+  const heads = stack.layers.flatMap((layer, l) => Array.from({ length: layer.attention[0]?.n_heads ?? 0 }, (_, head) => [l, head, layer.attention[0].path]));
+  sweep = { stop: new AbortController(), rows: [], done: 0, all: heads.length, id: sweepId(), word };
+  const mine = sweep;
+  const text = state.ids ? { ids: state.ids } : { text: state.text };
+  const edits = state.edits.filter((edit) => edit.on).map(({ on, ...edit }) => edit);
+  for (const [layer, head, path] of heads) {
+    if (mine.stop.signal.aborted || sweepId() !== mine.id) break;
+    try {
+      const zero = { name: `${path}.mixed`, kind: "zero", at: [null, head], value: null };
+      const answer = await api.trace({ ...text, source: state.source || undefined, edits: [...edits, zero], select: null }, { quiet: true });
+      if (!answer) break; // the reader typed
+      mine.rows.push([answer.logits.data[word] - base, layer, head]);
+      mine.done += 1;
+    } catch (error) {
+      app.error = error.message || "away";
+      break;
+    }
+    redraw();
+  }
+  mine.stop = null;
+  redraw();
+}

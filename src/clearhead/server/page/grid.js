@@ -1,0 +1,120 @@
+/**
+ * A picture that can be walked: a canvas for the eyes, and for keyboards and screen readers a grid of which
+ * one cell is alive. It holds one tab stop; arrows move, Enter opens.
+ */
+
+import { h } from "./dom.js";
+
+/**
+ * @param {HTMLElement} host
+ * @param {{
+ *   label: () => string, size: () => [number, number], at: () => [number, number],
+ *   draw: (canvas: HTMLCanvasElement, width: number) => void, hit: (x: number, y: number) => [number, number]|null,
+ *   describe: (row: number, column: number) => string, move: (row: number, column: number) => void,
+ *   open?: (row: number, column: number) => void, key?: (event: KeyboardEvent, row: number, column: number) => boolean,
+ *   hover?: (text: string) => void, first?: number,
+ * }} view
+ */
+export function makeGrid(host, view) {
+  const canvas = h("canvas", { "aria-hidden": "true" });
+  const cell = h("div", { role: "gridcell", id: `${host.id}-cell` });
+  const line = h("div", { role: "row" }, cell);
+  host.replaceChildren(canvas, h("div", { class: "unseen", role: "rowgroup" }, line));
+  host.setAttribute("role", "grid");
+  host.tabIndex = 0;
+  host.setAttribute("aria-activedescendant", cell.id);
+  const start = view.first ?? 0;
+
+  function announce() {
+    const [row, column] = view.at();
+    const [rows, columns] = view.size();
+    host.setAttribute("aria-label", view.label());
+    host.setAttribute("aria-rowcount", String(rows));
+    host.setAttribute("aria-colcount", String(columns));
+    line.setAttribute("aria-rowindex", String(row - start + 1));
+    cell.setAttribute("aria-colindex", String(column + 1));
+    const text = view.describe(row, column);
+    if (cell.textContent !== text) cell.textContent = text;
+    host.dataset.row = String(row);
+    host.dataset.column = String(column);
+    return text;
+  }
+
+  function move(row, column) {
+    const [rows, columns] = view.size();
+    view.move(
+      Math.max(start, Math.min(row, rows - 1 + start)),
+      Math.max(0, Math.min(column, columns - 1)),
+    );
+    const text = announce();
+    if (document.activeElement === host) say(text);
+    view.hover?.(text);
+  }
+
+  host.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const [row, column] = view.at();
+    const [rows, columns] = view.size();
+    if (view.key?.(event, row, column)) {
+      event.preventDefault();
+      event.stopPropagation();
+      return;
+    }
+    const steps = {
+      ArrowUp: [row - 1, column],
+      ArrowDown: [row + 1, column],
+      ArrowLeft: [row, column - 1],
+      ArrowRight: [row, column + 1],
+      Home: [row, 0],
+      End: [row, columns - 1],
+      PageUp: [start, column],
+      PageDown: [rows - 1 + start, column],
+    };
+    if (steps[event.key]) move(...steps[event.key]);
+    else if (event.key === "Enter" && view.open) view.open(row, column);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+
+  const place = (event) => {
+    const box = canvas.getBoundingClientRect();
+    return view.hit(event.clientX - box.left, event.clientY - box.top);
+  };
+  canvas.addEventListener("click", (event) => {
+    const at = place(event);
+    if (!at) return;
+    host.focus({ preventScroll: true });
+    move(...at);
+  });
+  canvas.addEventListener("dblclick", (event) => {
+    const at = place(event);
+    if (at) view.open?.(...at);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const at = event.pointerType === "mouse" ? place(event) : null;
+    canvas.style.cursor = at ? "pointer" : "default";
+    if (at) view.hover?.(view.describe(...at));
+  });
+  canvas.addEventListener("pointerleave", () => view.hover?.(view.describe(...view.at())));
+  host.addEventListener("focus", () => say(announce()));
+
+  return {
+    draw() {
+      view.draw(canvas, host.clientWidth);
+      announce();
+    },
+    canvas,
+  };
+}
+
+let timer = 0;
+
+/** Tell a screen reader, after the hand has come to rest. */
+export function say(text) {
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    const region = document.getElementById("live");
+    if (region) region.textContent = text;
+  }, 120);
+}

@@ -1,0 +1,162 @@
+/**
+ * Nine questions that walk a newcomer from text to the next token, answered with the numbers of this model
+ * and this text.
+ */
+
+import * as api from "./api.js";
+import { brief, fill, h, percent, visible } from "./dom.js";
+import { lensAt, wordOf } from "./map.js";
+import { argmax, softmax } from "./sample.js";
+import { app, go, manifest, piecesOf, redraw, rowsOf, show, stackAt, valueNamed } from "./store.js";
+import { t } from "./text.js";
+
+export const QUESTIONS = 9;
+const slices = new Map(); // what an answer quotes and had to fetch
+
+/** A slice for an answer: null until it is there. */
+function quote(name, at) {
+  const key = `${app.trace.id}|${name}|${at}`;
+  if (!slices.has(key)) {
+    slices.set(key, null);
+    if (slices.size > 60) slices.delete(slices.keys().next().value);
+    api.slice(app.trace.id, name, at).then((tensor) => {
+      slices.set(key, tensor);
+      redraw();
+    }, () => {});
+  }
+  return slices.get(key) ?? null;
+}
+
+const speaker = () => stackAt(0);
+const pieces = () => piecesOf(speaker());
+const last = () => pieces().length - 1;
+const word = (i) => visible(pieces()[i]?.text ?? "");
+
+/** The head that looks most at one earlier token from the last position. */
+function strongest() {
+  const tensor = app.trace.lines;
+  if (!tensor) return null;
+  const [layers, heads, keys] = tensor.shape;
+  let best = null;
+  for (let layer = 0; layer < layers; layer += 1) {
+    for (let head = 0; head < heads; head += 1) {
+      for (let key = 0; key < Math.min(keys, last() + 1); key += 1) {
+        if (key === last() || (key === 0 && last() > 2)) continue; // itself, and the place where heads rest
+        const weight = tensor.data[(layer * heads + head) * keys + key];
+        if (!best || weight > best.weight) best = { layer, head, key, weight };
+      }
+    }
+  }
+  return best;
+}
+
+const pathOf = (found) => speaker().layers[found.layer].attention[0].path;
+
+/** Words and probabilities of the last position, depth by depth. */
+function depths() {
+  return rowsOf(speaker()).filter((row) => row.layer !== null).map((row) => ({ row, lens: lensAt(app.trace, row, last()) })).filter((one) => one.lens);
+}
+
+const ANSWERS = [
+  () => ({
+    text: t("guide.1", { n: pieces().length, first: word(0), id: pieces()[0]?.id, v: manifest.vocab_size ?? "?" }),
+    look: () => go({ value: "tokens", row: -1, position: null }),
+  }),
+  () => {
+    const name = rowsOf(speaker())[0]?.name;
+    const row = valueNamed("embed") ? quote("embed", `0,${last()},:`) : name && quote(name, `0,${last()},:`);
+    const numbers = row ? Array.from(row.data.slice(0, 3), (x) => brief(x)).join(", ") : "…";
+    return { text: t("guide.2", { word: word(last()), d: manifest.config?.d_model ?? row?.data.length ?? "?", numbers }), look: () => go({ value: valueNamed("embed") ? "embed" : name, position: null, row: 0, cell: { name: valueNamed("embed") ? "embed" : name, index: [0, last(), 0] } }) };
+  },
+  () => {
+    const kind = manifest.config?.positions ?? "none";
+    const known = ["rotary", "learned", "sinusoidal", "relative"].find((one) => kind.startsWith(one)) ?? "none";
+    const attn = speaker().layers[0]?.attention[0];
+    const name = known === "rotary" ? `${attn.path}.queries` : rowsOf(speaker())[0]?.name;
+    return { text: t(`guide.3.${known}`, { n: last() }), look: () => (go({ value: name, lead: [0, 0], layer: 0 }), show(name, known === "rotary" ? [0, 0, last(), 0] : [0, last(), 0])) };
+  },
+  () => {
+    const found = strongest();
+    if (!found) return { text: t("guide.none") };
+    return { text: t("guide.4", { word: word(last()), other: word(found.key), p: percent(found.weight), layer: found.layer, head: found.head }), look: () => go({ position: null, layer: found.layer, head: found.head, kind: "self", value: null, cell: { name: `${pathOf(found)}.weights`, index: [0, found.head, last(), found.key] } }) };
+  },
+  () => {
+    const found = strongest();
+    if (!found) return { text: t("guide.none") };
+    const name = `${pathOf(found)}.scores`;
+    const row = quote(name, `0,${found.head},${last()},:`);
+    const score = row ? brief(row.data[found.key]) : "…";
+    return { text: t("guide.5", { score, word: word(last()), other: word(found.key), n: manifest.config?.d_head ?? Math.round((manifest.config?.d_model ?? 0) / (manifest.config?.n_heads ?? 1)) }), look: () => (go({ position: null, layer: found.layer, head: found.head, kind: "self", value: null }), show(name, [0, found.head, last(), found.key])) };
+  },
+  () => {
+    const one = speaker();
+    const middle = Math.floor(last() / 2);
+    const kind = manifest.shape === "encoder-decoder" ? "both" : one.causal ? "causal" : "free";
+    return { text: t(`guide.6.${kind}`, { n: pieces().length, word: word(middle), at: middle, seen: middle + 1, hidden: last() - middle, s: app.trace.source.length }), look: () => go({ position: middle === last() ? null : middle, value: null, head: app.state.head ?? 0, kind: "self" }) };
+  },
+  () => {
+    const path = depths();
+    let best = null;
+    path.forEach(({ row, lens }, i) => {
+      if (row.label !== "feed-forward" || i === 0) return;
+      const before = path[i - 1].lens;
+      const change = before.id === lens.id ? Math.abs(lens.p - before.p) : Math.max(lens.p, before.p);
+      if (!best || change > best.change) best = { change, row, lens, before };
+    });
+    if (!best) return { text: t("guide.none") };
+    const layer = speaker().layers[best.row.layer];
+    const kind = layer.feed_forward?.kind ?? "plain";
+    const n = layer.feed_forward?.n_experts ?? manifest.config?.d_ff ?? "?";
+    const rows = rowsOf(speaker());
+    return {
+      text: t(`guide.7.${kind === "experts" ? "experts" : "plain"}`, { layer: best.row.layer, before: visible(wordOf(best.before.id)), p: percent(best.before.p), after: visible(wordOf(best.lens.id)), q: percent(best.lens.p), n, k: layer.feed_forward?.top_k ?? "" }),
+      look: () => go({ position: null, layer: best.row.layer, row: rows.indexOf(rows.find((row) => row.name === best.row.name)), value: valueNamed(`${layer.feed_forward.path}.hidden`) ? `${layer.feed_forward.path}.hidden` : layer.feed_forward.path, lead: [] }),
+    };
+  },
+  () => {
+    const path = depths();
+    if (path.length === 0 || !app.trace.logits) return { text: t("guide.none") };
+    const final = argmax(app.trace.logits.data);
+    const p = softmax(app.trace.logits.data)[final];
+    let from = path.length;
+    while (from > 0 && path[from - 1].lens.id === final) from -= 1;
+    const first = path[Math.min(from, path.length - 1)];
+    const rows = rowsOf(speaker());
+    return { text: t("guide.8", { word: visible(wordOf(final)), p: percent(p), where: `${t("layer")} ${first.row.layer} (${t(`row.${first.row.label}`)})`, n: path.length - from, all: path.length }), look: () => go({ position: null, row: rows.findIndex((row) => row.name === first.row.name), layer: first.row.layer, paint: "p" }) };
+  },
+  () => {
+    const found = strongest();
+    const edit = found && { name: `${pathOf(found)}.mixed`, kind: "zero", at: [null, found.head], value: null, on: true };
+    const on = app.state.edits.find((one) => one.on && one.kind === "zero" && /\.mixed$/.test(one.name));
+    if (on && app.baseline?.logits && app.baseline !== app.trace) {
+      const id = argmax(app.baseline.logits.data);
+      return { text: t("guide.9.after", { name: on.name.replace(/^.*blocks\.(\d+)\..*$/, "$1"), head: on.at[1] ?? "", word: visible(wordOf(id)), before: percent(softmax(app.baseline.logits.data)[id]), after: percent(softmax(app.trace.logits.data)[id]) }), look: () => go({ edits: [] }), button: t("guide.restore") };
+    }
+    if (!found) return { text: t("guide.none") };
+    return { text: t("guide.9", { layer: found.layer, head: found.head, other: word(found.key) }), look: () => go({ edits: [...app.state.edits, edit], position: null, layer: found.layer, head: found.head }), button: t("guide.off") };
+  },
+];
+
+export function drawGuide() {
+  const host = document.getElementById("guide");
+  const n = app.state.guide;
+  host.hidden = !(n >= 1 && n <= QUESTIONS) || !app.trace;
+  document.getElementById("guide-open").setAttribute("aria-expanded", String(!host.hidden));
+  if (host.hidden) return;
+  let answer = { text: t("guide.none") };
+  if (manifest.stacks.length > 0) answer = ANSWERS[n - 1]();
+  fill(
+    host,
+    h("h2", { id: "guide-title" }, h("span", { class: "count" }, `${n} / ${QUESTIONS}`), ` ${t(`guide.q${n}`)}`),
+    h("p", { id: "guide-answer", "aria-live": "polite" }, answer.text),
+    h(
+      "div",
+      { class: "row" },
+      answer.look && h("button", { type: "button", id: "guide-look", class: "main", onclick: answer.look }, answer.button ?? t("guide.look")),
+      h("button", { type: "button", id: "guide-back", disabled: n === 1, onclick: () => go({ guide: n - 1 }) }, t("guide.back")),
+      h("button", { type: "button", id: "guide-next", disabled: n === QUESTIONS, onclick: () => go({ guide: n + 1 }) }, t("guide.next")),
+      h("button", { type: "button", id: "guide-close", onclick: () => go({ guide: 0 }) }, t("close")),
+    ),
+  );
+}
+

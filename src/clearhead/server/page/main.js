@@ -1,0 +1,178 @@
+/**
+ * The page: text → map → layer → step → number. One state, held in the address; every view draws from it.
+ */
+
+import { fill, h } from "./dom.js";
+import { drawEdits } from "./edits.js";
+import { say } from "./grid.js";
+import { drawGuide } from "./guide.js";
+import { drawHeads, editHead, headViews } from "./heads.js";
+import { crossNote, drawMaps, linesNote, mapViews } from "./map.js";
+import { drawNext } from "./next.js";
+import { drawNumber, forward } from "./number.js";
+import { app, go, layerIndex, manifest, onDraw, piecesOf, position, readAddress, redraw, setTheme, stack, start } from "./store.js";
+import { drawSteps, openHead, stepViews } from "./steps.js";
+import { drawTakeaway, openKeys, openTable } from "./takeaway.js";
+import { languages, setLanguage, t } from "./text.js";
+import { visible } from "./dom.js";
+
+const at = (id) => document.getElementById(id);
+
+// ---------------------------------------------------------------- header
+
+const PAINTS = ["p", "norm", "delta"];
+
+function drawHeader() {
+  const { state, trace } = app;
+  setLanguage(state.lang);
+  document.documentElement.lang = t("lang");
+  for (const element of document.querySelectorAll("[data-t]")) element.textContent = t(element.dataset.t);
+  for (const element of document.querySelectorAll("[data-label]")) element.setAttribute("aria-label", t(element.dataset.label));
+  const size = manifest.n_parameters >= 1e6 ? `${(manifest.n_parameters / 1e6).toFixed(1)} M` : String(manifest.n_parameters);
+  const layers = manifest.stacks.map((one) => one.layers.length).join(" + ");
+  at("model").textContent = [manifest.name, t(`shape.${manifest.shape}`), layers && t("chip.layers", { n: layers }), t("chip.numbers", { n: size }), `${manifest.dtype}, ${manifest.device}`].filter(Boolean).join(" · ");
+  const box = at("text");
+  if (document.activeElement !== box && box.value !== state.text) box.value = state.text;
+  const source = at("source");
+  at("source-box").hidden = manifest.shape !== "encoder-decoder";
+  if (document.activeElement !== source && source.value !== state.source) source.value = state.source;
+  const status = at("status");
+  status.textContent = app.error === "away" ? t("away") : app.error || (app.stale ? t("running") : trace ? t("traced", { n: trace.pieces.length, ms: trace.ms < 10 ? trace.ms.toFixed(1) : trace.ms.toFixed(0) }) : t("empty"));
+  status.className = app.error ? "chip problem" : app.stale ? "chip stale" : "chip";
+  at("status-note").textContent = app.note ? t("address", { names: app.note }) : "";
+  document.body.classList.toggle("stale", app.stale || Boolean(app.error));
+  fill(at("crumbs"), crumbs());
+  fill(at("settings"), settings());
+  const paint = at("paint");
+  fill(paint, paintTools());
+  at("map-note").textContent = [linesNote(), crossNote()].filter(Boolean).join(" · ");
+}
+
+function crumbs() {
+  if (!app.trace || manifest.stacks.length === 0) return [];
+  const { state } = app;
+  const head = openHead();
+  const word = visible(piecesOf(stack())[position()]?.text ?? "");
+  const parts = [
+    [t("crumb.map"), () => at("map-0").focus()],
+    [`“${word}”`, () => at(`map-${state.stack}`).focus()],
+    [`${t("layer")} ${layerIndex()}`, () => at("head-grid").focus()],
+    head ? [`${t(`kind.${head.attn.kind}`)} · ${t("head")} ${head.head}`, () => at("step-grid").focus()] : [state.value ?? "", () => at("step-grid").focus()],
+    state.cell && [`${state.cell.name.split(".").at(-1)} [${state.cell.index.slice(1).join(", ")}]`, () => at("number").focus()],
+  ].filter(Boolean);
+  return h("ol", null, parts.map(([text, onclick], i) => h("li", null, h("button", { type: "button", class: "link", onclick, "aria-current": i === parts.length - 1 ? "true" : null }, text))));
+}
+
+function settings() {
+  const { state } = app;
+  const dark = document.documentElement.dataset.theme === "dark";
+  return [
+    h("button", { type: "button", id: "guide-open", "aria-controls": "guide", "aria-expanded": String(state.guide > 0), onclick: () => go({ guide: state.guide ? 0 : 1 }) }, t("guide.open")),
+    h("button", { type: "button", id: "theme", "aria-pressed": String(dark), onclick: () => (go({ theme: dark ? "light" : "dark" }, true), setTheme(), redraw()) }, t(dark ? "theme.light" : "theme.dark")),
+    languages.map(([code, name]) => h("button", { type: "button", lang: code, class: "language", "aria-pressed": String(t("lang") === code), onclick: () => go({ lang: code }, true) }, name)),
+    h("button", { type: "button", id: "keys-open", "aria-label": t("keys.title"), onclick: openKeys }, "?"),
+  ];
+}
+
+function paintTools() {
+  const { state } = app;
+  const edited = state.edits.some((edit) => edit.on);
+  return [
+    h(
+      "label",
+      null,
+      `${t("paint")} `,
+      h("select", { id: "paint-choice", onchange: (event) => go({ paint: event.target.value }, true) }, PAINTS.filter((name) => name !== "delta" || edited || state.paint === "delta").map((name) => h("option", { value: name, selected: state.paint === name }, t(`paint.${name}`)))),
+    ),
+    h("label", { class: "check" }, h("input", { type: "checkbox", id: "wide", checked: state.wide, onchange: (event) => go({ wide: event.target.checked }, true) }), t("wide")),
+  ];
+}
+
+// ---------------------------------------------------------------- the keyboard, wherever the focus is
+
+const typing = (element) => element?.matches?.("textarea, input:not([type=range]):not([type=checkbox]), select");
+
+function onKey(event) {
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (at("dialog").open) return;
+  if (typing(event.target)) {
+    if (event.key === "Escape") at("map-0").focus();
+    return;
+  }
+  const { state } = app;
+  const layers = stack()?.layers.length ?? 0;
+  const head = openHead();
+  const heads = head?.attn.n_heads ?? stack()?.layers[layerIndex()]?.attention[0]?.n_heads ?? 1;
+  const layer = (step) => go({ layer: Math.max(0, Math.min(layers - 1, layerIndex() + step)), ...(state.value ? { value: moved(state.value, step, layers) } : {}) }, true);
+  const turn = (step) => go({ head: Math.max(0, Math.min(heads - 1, (state.head ?? (step > 0 ? -1 : heads)) + step)), value: null }, true);
+  const actions = {
+    "[": () => layer(-1),
+    "]": () => layer(1),
+    "{": () => turn(-1),
+    "}": () => turn(1),
+    "/": () => at("text").focus(),
+    h: () => at("head-grid").focus(),
+    g: () => at("map-0").focus(),
+    n: () => at("number").focus(),
+    t: openTable,
+    z: () => go({ wide: !state.wide }, true),
+    c: () => go({ paint: state.paint === "delta" ? "p" : "delta" }, true),
+    q: () => go({ guide: state.guide ? 0 : 1 }),
+    x: () => switchOff("zero"),
+    m: () => switchOff("mean"),
+    "?": openKeys,
+    Backspace: forward,
+    Escape: outwards,
+  };
+  if (!actions[event.key]) return;
+  event.preventDefault();
+  actions[event.key]();
+}
+
+/** The same value one layer on. */
+const moved = (name, step, layers) => name.replace(/\bblocks\.(\d+)\b/, (_, n) => `blocks.${Math.max(0, Math.min(layers - 1, Number(n) + step))}`);
+
+/** `x` and `m` away from the map: the number on screen, else the head. */
+function switchOff(kind) {
+  const { cell, head } = app.state;
+  if (cell && at("number").contains(document.activeElement) && !cell.name.startsWith("param:")) {
+    go({ edits: [...app.state.edits, { name: cell.name, kind, at: cell.index, value: null, on: true }] });
+  } else if (head !== null && openHead()?.attn.kind === "self") editHead(layerIndex(), head, kind);
+  say(t("edit.done"));
+}
+
+/** Escape goes one level out. */
+function outwards() {
+  const { state } = app;
+  const focused = document.activeElement;
+  if (at("number").contains(focused)) at("step-grid").focus();
+  else if (at("steps").contains(focused)) at(state.value === null ? "head-grid" : "map-0").focus();
+  else if (state.cell) go({ cell: null, trail: [] });
+  else if (state.value !== null || state.head !== null) go({ value: null, head: null });
+  else at("map-0").focus();
+  if (at("heads").contains(focused)) at("map-0").focus();
+}
+
+// ---------------------------------------------------------------- start
+
+function listen() {
+  at("text").addEventListener("input", (event) => go({ text: event.target.value, ids: null, position: null, row: null, cell: null, trail: [] }, true));
+  at("source").addEventListener("input", (event) => go({ source: event.target.value, cell: null, trail: [] }, true));
+  addEventListener("keydown", onKey);
+  addEventListener("popstate", readAddress);
+  addEventListener("resize", redraw);
+  for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"]) {
+    matchMedia(query).addEventListener("change", () => (setTheme(), redraw()));
+  }
+}
+
+setTheme();
+if (manifest) {
+  mapViews();
+  headViews();
+  stepViews();
+  for (const view of [drawHeader, () => setTheme(), drawMaps, drawNext, drawHeads, drawSteps, drawNumber, drawEdits, drawTakeaway, drawGuide]) onDraw(view);
+  listen();
+  start();
+  setTheme();
+}

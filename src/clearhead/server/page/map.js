@@ -1,0 +1,347 @@
+/**
+ * The map: every position, every depth. A cell's word is what the model would say if it stopped there, its
+ * colour the probability of that word; the lines are the attention of the selected position.
+ */
+
+import { words } from "./api.js";
+import { css, diverging, inkOn, sequential } from "./colors.js";
+import { brief, percent, visible } from "./dom.js";
+import { makeGrid, say } from "./grid.js";
+import { CanvasPaint, SvgPaint } from "./paint.js";
+import { app, go, layerIndex, manifest, piecesOf, position, rowIndex, rowsOf, select, show, stackAt } from "./store.js";
+import { t } from "./text.js";
+
+const LIMIT = 610; // a map taller than this closes the layers that are not looked at
+const FAINT = 0.02; // a line thinner than this is not drawn, and that is said
+
+const grids = [];
+
+/** One grid per stack; `i` counts from the stack that speaks. */
+export function mapViews() {
+  manifest.stacks.forEach((_, i) => {
+    const host = document.getElementById(`map-${i}`);
+    host.hidden = false;
+    const scroller = host.parentElement;
+    const view = makeGrid(host, {
+      first: -1,
+      label: () => t("map.grid", { n: piecesOf(stackAt(i)).length, stack: t(`stack.${stackAt(i).name}`) }),
+      size: () => [rowsOf(stackAt(i)).length + 1, Math.max(1, piecesOf(stackAt(i)).length)],
+      at: () => (app.state.stack === i ? [rowIndex(), position()] : [rowsOf(stackAt(i)).length - 1, piecesOf(stackAt(i)).length - 1]),
+      describe: (row, column) => describe(i, row, column),
+      move: (row, column) => {
+        if (app.state.stack !== i) go({ stack: i, position: null, row: null, head: null, cell: null, trail: [] });
+        select(row, column, true);
+      },
+      open: (row, column) => openCell(i, row, column),
+      key: (event, row, column) => keyOn(i, event, row, column),
+      hover: (text) => {
+        document.getElementById("readout").textContent = text;
+      },
+      hit: (x, y) => hit(place(i, host.clientWidth), x, y),
+      draw: (canvas) => {
+        const geometry = place(i, scroller.clientWidth);
+        scroller.firstElementChild.style.width = `${geometry.width}px`;
+        canvas.style.transform = `translateX(${geometry.scroll}px)`;
+        paintMap(new CanvasPaint(canvas, geometry.seen, geometry.height), geometry, i);
+      },
+    });
+    scroller.addEventListener("scroll", () => view.draw(), { passive: true });
+    grids.push(view);
+  });
+}
+
+export const drawMaps = () => app.trace && grids.forEach((grid) => grid.draw());
+
+/** Where columns and rows stand. */
+function place(i, seen) {
+  const one = stackAt(i);
+  const rows = rowsOf(one);
+  const pieces = piecesOf(one);
+  const scroller = document.getElementById(`map-${i}`)?.parentElement;
+  const narrow = seen < 560;
+  const left = narrow ? 68 : 128;
+  const room = seen - left - 10;
+  const selected = app.state.stack === i ? position() : pieces.length - 1;
+  const even = room / Math.max(1, pieces.length);
+  let column = Math.min(76, even);
+  let extra = 0;
+  if (column < 34 && (app.state.wide || narrow)) column = 58;
+  else if (column < 34) {
+    extra = 74;
+    column = Math.max(2, (room - extra) / pieces.length);
+  }
+  const width = Math.max(seen, left + column * pieces.length + extra + 10);
+  const scroll = width > seen ? (scroller?.scrollLeft ?? 0) : 0;
+  const { tops, heights, height } = rowPlaces(rows, one, i);
+  const x = (j) => left + j * column + (j > selected ? extra : 0);
+  const w = (j) => column + (j === selected ? extra : 0);
+  return { rows, pieces, left, column, extra, width, seen, scroll, tops, heights, height, x, w, selected, narrow };
+}
+
+/** The open layer's band is full; with many layers the others shrink. */
+function rowPlaces(rows, one, i) {
+  const tall = (gap, row) => 62 + row + one.layers.reduce((sum, layer) => sum + gap + layer.rows.length * (row + 4), 0);
+  let gap = 38;
+  if (tall(38, 31) > LIMIT && tall(26, 31) <= LIMIT) gap = 26;
+  const closed = tall(gap, 31) > LIMIT;
+  const shrunk = Math.max(4, Math.min(14, (LIMIT - 260) / Math.max(1, rows.length) - 3));
+  const open = app.state.stack === i ? layerIndex() : one.layers.length - 1;
+  const tops = [];
+  const heights = [];
+  let y = 62;
+  rows.forEach((row, r) => {
+    const starts = r > 0 && rows[r - 1].layer !== row.layer;
+    const full = !closed || row.layer === null || row.layer === open || row.layer === one.layers.length - 1;
+    if (starts) y += closed ? (row.layer === open ? 40 : 5) : gap;
+    tops.push(y);
+    heights.push(full ? 31 : shrunk);
+    y += (full ? 31 : shrunk) + (full ? 4 : 1);
+  });
+  return { tops, heights, height: y + 6 };
+}
+
+function hit(g, x, y) {
+  const inside = x + (g.scroll && x > 0 ? 0 : 0);
+  if (inside < g.left && y > 62) return null;
+  let column = -1;
+  for (let j = 0; j < g.pieces.length; j += 1) {
+    const left = g.x(j) - g.scroll;
+    if (inside >= left && inside < left + g.w(j) && inside >= g.left) column = j;
+  }
+  if (column < 0) return null;
+  if (y < 58) return [-1, column];
+  for (let r = 0; r < g.rows.length; r += 1) {
+    if (y >= g.tops[r] - 2 && y < g.tops[r] + g.heights[r] + 2) return [r, column];
+  }
+  return null;
+}
+
+/** The lens of a cell: id, probability; null where nothing was recorded. */
+export function lensAt(trace, row, column) {
+  const r = trace?.rows.indexOf(row.name) ?? -1;
+  const id = trace?.["lens.id"];
+  if (r < 0 || !id) return null;
+  const at = r * id.shape[1] + column;
+  return id.data[at] === undefined || id.data[at] < 0 ? null : { id: id.data[at], p: trace["lens.p"].data[at] };
+}
+
+function normAt(trace, i, row, column) {
+  const source = i > 0;
+  const r = (source ? trace.sourceRows : trace.rows).indexOf(row.name);
+  const norm = trace[source ? "source.norm" : "norm"];
+  return r < 0 || !norm ? null : norm.data[r * norm.shape[1] + column];
+}
+
+export const wordOf = (id) => words.get(id) ?? `#${id}`;
+
+function rowName(row) {
+  if (row.layer === null) return t("row.start");
+  return `${t("layer")} ${row.layer} ${t("row.plus")} ${t(`row.${row.label}`)}`;
+}
+
+export function describe(i, r, column) {
+  const one = stackAt(i);
+  const piece = piecesOf(one)[column];
+  const row = rowsOf(one)[r];
+  if (!piece) return "";
+  const where = t("map.where", { n: column, word: visible(piece.text) });
+  if (r < 0 || !row) return `${where} · ${t("map.token", { id: piece.id })}`;
+  const lens = i === 0 && row.layer !== null ? lensAt(app.trace, row, column) : null;
+  const norm = normAt(app.trace, i, row, column);
+  const parts = [where, rowName(row)];
+  if (lens) parts.push(t("map.says", { word: visible(wordOf(lens.id)), p: percent(lens.p) }));
+  if (norm !== null && norm !== undefined) parts.push(`‖·‖ ${brief(norm)}`);
+  for (const [expert, weight] of expertsAt(one, row, column)) parts.push(t("map.expert", { n: expert, w: weight.toFixed(2) }));
+  return parts.join(" · ");
+}
+
+function expertsAt(one, row, column) {
+  if (row.layer === null || row.label !== "feed-forward") return [];
+  const path = one.layers[row.layer].feed_forward?.path;
+  return app.trace.experts?.[path]?.[column] ?? [];
+}
+
+/** Enter on a cell: its token, or the value that stands there. */
+function openCell(i, r, column) {
+  const row = rowsOf(stackAt(i))[r];
+  if (r < 0) {
+    go({ value: "tokens", cell: null, trail: [] });
+  } else {
+    const patch = { value: row.name, lead: [0], head: null };
+    go({ ...patch, ...(row.layer === null ? {} : { layer: row.layer }) });
+    show(row.name, [0, column, 0]);
+  }
+  document.getElementById("steps").scrollIntoView({ block: "nearest" });
+  document.getElementById("step-grid").focus({ preventScroll: true });
+  say(describe(i, r, column));
+}
+
+function keyOn(i, event, r, column) {
+  const row = rowsOf(stackAt(i))[r];
+  if (event.key === "x" && row?.added) {
+    const edit = { name: row.added, kind: "zero", at: [null, column], value: null, on: true };
+    go({ edits: [...app.state.edits, edit] });
+    say(t("edit.added", { name: row.added }));
+    return true;
+  }
+  return false;
+}
+
+// ---------------------------------------------------------------- painting
+
+/** Colour and text of a cell. */
+function looksOf(i, row, column, theme, extremes) {
+  const { trace, baseline, state } = app;
+  const lens = i === 0 && row.layer !== null ? lensAt(trace, row, column) : null;
+  const norm = normAt(trace, i, row, column);
+  if (row.layer === null) {
+    const piece = piecesOf(stackAt(i))[column];
+    return { color: theme.scale.ground, word: visible(piece.text), small: norm == null ? "" : `‖${brief(norm, 1).slice(1)}‖` };
+  }
+  if (state.paint === "norm" || (!lens && norm !== null)) {
+    const share = norm === null ? 0 : norm / extremes.norm;
+    const word = lens ? visible(wordOf(lens.id)) : norm === null ? "" : brief(norm, 1).slice(1);
+    return { color: sequential(theme, share), word, small: lens && norm !== null ? brief(norm, 1).slice(1) : "‖·‖", share };
+  }
+  if (!lens) return null;
+  const word = visible(wordOf(lens.id));
+  if (state.paint === "delta" && baseline) {
+    const before = lensAt(baseline, row, column);
+    const change = lens.p - (before?.p ?? 0);
+    const other = before && before.id !== lens.id;
+    const small = `${brief(100 * change, 0)}`;
+    return { color: diverging(theme, change, 0.5), word, small, share: Math.abs(change), mark: other };
+  }
+  return { color: sequential(theme, lens.p), word, small: percent(lens.p, 0), share: lens.p };
+}
+
+/** Draw a map with any paint. */
+export function paintMap(paint, g, i) {
+  const theme = app.theme;
+  const one = stackAt(i);
+  const here = app.state.stack === i;
+  const at = here ? position() : null;
+  const selectedRow = here ? rowIndex() : null;
+  const first = g.scroll ? Math.max(0, Math.floor((g.scroll) / g.column) - 1) : 0;
+  const last = Math.min(g.pieces.length, Math.ceil((g.scroll + g.seen - g.left) / g.column) + 1);
+  const norm = app.trace[i > 0 ? "source.norm" : "norm"];
+  const extremes = { norm: norm ? norm.data.reduce((a, b) => Math.max(a, b), 0) : 1 };
+  const X = (j) => g.x(j) - g.scroll;
+
+  if (here) drawLines(paint, g, one, X);
+  for (let j = first; j < last; j += 1) {
+    const chosen = j === at;
+    const size = chosen ? 15 : 14;
+    const wide = g.w(j);
+    if (wide >= 30) {
+      const fill = chosen ? theme.accent : theme.ink;
+      paint.text(visible(g.pieces[j].text), X(j) + wide / 2, 26, { size, weight: 700, fill, width: wide - 4 });
+      paint.text(String(g.pieces[j].id), X(j) + wide / 2, 44, { size: 11, fill: theme.soft, width: wide - 4 });
+    }
+    if (chosen && selectedRow === -1) {
+      paint.rect(X(j) + 1, 6, wide - 2, 44, { stroke: theme.accent, strokeWidth: 2, radius: 6 });
+    }
+  }
+  g.rows.forEach((row, r) => {
+    for (let j = first; j < last; j += 1) drawCell(paint, g, i, row, r, j, X(j), extremes, at, selectedRow);
+  });
+  drawLabels(paint, g, theme);
+}
+
+function drawCell(paint, g, i, row, r, j, x, extremes, at, selectedRow) {
+  const theme = app.theme;
+  const inset = g.column >= 10 ? 1.5 : 0.4;
+  const [w, y, high] = [g.w(j) - 2 * inset, g.tops[r], g.heights[r]];
+  if (x + w < g.left - 60 || x > g.seen) return;
+  const look = looksOf(i, row, j, theme, extremes);
+  const radius = high > 20 && w > 20 ? 5 : 1;
+  const chosen = j === at && r === selectedRow;
+  const frame = j === at ? { stroke: theme.accent, strokeWidth: chosen ? 3 : 1.5 } : {};
+  if (!look) {
+    paint.hatch(x + inset, y, w, high, theme.line);
+    if (j === at) paint.rect(x + inset, y, w, high, { ...frame, radius });
+    return;
+  }
+  const fill = theme.forced ? theme.paper : css(look.color);
+  const ink = theme.forced ? theme.ink : inkOn(look.color);
+  paint.rect(x + inset, y, w, high, { fill, radius, ...(theme.forced ? { stroke: theme.line } : {}), ...frame });
+  if (theme.forced && look.share) paint.rect(x + inset, y + high - 3, w * Math.min(1, look.share), 3, { fill: theme.accent });
+  if (high < 20 || w < 30) return;
+  const middle = x + g.w(j) / 2;
+  paint.text(look.word, middle, y + 14, { size: 12.5, weight: chosen ? 700 : 500, fill: ink, width: w - 4 });
+  const experts = expertsAt(stackAt(i), row, j);
+  const small = experts.length ? experts.map(([e, share]) => `${e}·${share.toFixed(1).slice(1)}`).join(" ") : look.small;
+  if (small) paint.text(small, middle, y + 26.5, { size: 10.5, fill: ink, width: w - 2 });
+  if (look.mark) paint.rect(x + w - 5, y + 2, 4, 4, { fill: theme.accent, radius: 2 });
+}
+
+function drawLabels(paint, g, theme) {
+  paint.rect(0, 58, g.left - 6, g.height - 58, { fill: theme.paper });
+  g.rows.forEach((row, r) => {
+    if (g.heights[r] < 9 && row.layer !== null && r % 2) return;
+    const name = row.layer === null ? t("row.start") : `${g.narrow ? "L" : `${t("layer")} `}${row.layer} + ${t(g.narrow ? `short.${row.label}` : `row.${row.label}`)}`;
+    const size = Math.min(12, Math.max(8, g.heights[r]));
+    const open = row.layer === layerIndex();
+    paint.text(name, g.left - 12, g.tops[r] + g.heights[r] / 2 + 4, { size, fill: open ? theme.ink : theme.soft, weight: open ? 600 : 400, anchor: "right", width: g.left - 16 });
+  });
+}
+
+/** Attention rows of the selected position, per layer: [key, weight][], and what was left out. */
+export function attentionRows(kind, layer) {
+  const tensor = app.lines?.[kind === "cross" ? "cross" : "lines"];
+  if (!tensor || app.state.stack !== 0 || layer >= tensor.shape[0]) return null;
+  const [, heads, keys] = tensor.shape;
+  const row = new Float64Array(keys);
+  const chosen = app.state.head !== null && layer === layerIndex() && app.state.kind === kind ? [app.state.head] : null;
+  const used = chosen ?? Array.from({ length: heads }, (_, head) => head);
+  for (const head of used) {
+    for (let j = 0; j < keys; j += 1) row[j] += tensor.data[(layer * heads + head) * keys + j] / used.length;
+  }
+  return { row, heads: used };
+}
+
+function drawLines(paint, g, one, X) {
+  const at = app.lines?.at;
+  if (at === undefined || at !== g.selected) return;
+  one.layers.forEach((layer, l) => {
+    const r = g.rows.findIndex((row) => row.layer === l);
+    if (r < 1 || g.tops[r] - (g.tops[r - 1] + g.heights[r - 1]) < 12) return;
+    const found = attentionRows("self", l);
+    if (!found) return;
+    const top = g.tops[r - 1] + g.heights[r - 1] + 1;
+    const end = X(at) + g.w(at) / 2;
+    found.row.forEach((weight, j) => {
+      if (weight < FAINT || j >= g.pieces.length) return;
+      paint.curve(X(j) + g.w(j) / 2, top, end, g.tops[r] - 1, 0.8 + 6 * weight, app.theme.accent, 0.3 + 0.6 * Math.sqrt(weight));
+    });
+  });
+}
+
+/** Cross-attention lines run from the decoder's map to the encoder's last row: a sentence for each layer. */
+export function crossNote() {
+  const layer = layerIndex();
+  const found = manifest.shape === "encoder-decoder" ? attentionRows("cross", layer) : null;
+  if (!found) return "";
+  const best = Array.from(found.row, (weight, j) => [weight, j]).sort((a, b) => b[0] - a[0]).slice(0, 3);
+  const list = best.map(([weight, j]) => `“${visible(app.trace.source[j]?.text ?? "")}” ${percent(weight, 0)}`).join(", ");
+  return t("map.cross", { layer, list });
+}
+
+/** How much of the open layer's attention the lines leave out. */
+export function linesNote() {
+  const found = app.state.stack === 0 ? attentionRows("self", layerIndex()) : null;
+  if (!found) return "";
+  const faint = found.row.reduce((sum, weight) => sum + (weight < FAINT ? weight : 0), 0);
+  const who = found.heads.length === 1 ? t("lines.head", { n: found.heads[0] }) : t("lines.mean", { n: found.heads.length });
+  return t("lines.note", { layer: layerIndex(), who, p: percent(faint) });
+}
+
+/** The map as SVG text. */
+export function mapSvg(i = app.state.stack) {
+  const geometry = { ...place(i, 1100), scroll: 0 };
+  geometry.seen = geometry.width;
+  const paint = new SvgPaint(geometry.width, geometry.height, app.theme.paper);
+  paintMap(paint, geometry, i);
+  return paint.toString();
+}
+

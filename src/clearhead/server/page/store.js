@@ -1,0 +1,216 @@
+/**
+ * The one place where the state lives: the address, the trace that belongs to it, and who draws them.
+ */
+
+import * as api from "./api.js";
+import { palette } from "./colors.js";
+import { decode, encode, first } from "./state.js";
+
+export const manifest = api.manifest;
+
+export const app = {
+  state: first(),
+  /** @type {api.Trace|null} the trace of the text in the box, or of the one before it while `stale` */
+  trace: null,
+  /** @type {api.Trace|null} the same text without edits */
+  baseline: null,
+  /** the attention rows and logits of the selected position */
+  lines: null,
+  stale: false,
+  error: "",
+  note: "",
+  theme: /** @type {ReturnType<typeof palette>} */ (null),
+};
+
+const views = [];
+let frame = 0;
+
+/** Draw with `view` whenever something changed. */
+export const onDraw = (view) => views.push(view);
+
+/** Draw all, once, before the next picture of the screen. */
+export function redraw() {
+  if (frame) return;
+  frame = requestAnimationFrame(() => {
+    frame = 0;
+    for (const view of views) view();
+    document.documentElement.dataset.ready = app.trace && !app.stale ? app.trace.id : "";
+  });
+}
+
+/** What the model has to be asked again for. */
+const question = (state) => JSON.stringify([state.text, state.ids, state.source, active(state.edits)]);
+const active = (edits) => edits.filter((edit) => edit.on).map(({ on, ...edit }) => edit);
+
+/**
+ * Change the state; the address follows. `quietly`: without a step for the Back button.
+ * @param {Partial<ReturnType<typeof first>>} patch
+ */
+export function go(patch, quietly = false) {
+  const before = question(app.state);
+  app.state = { ...app.state, ...patch };
+  const address = `#${encode(app.state)}`;
+  if (address !== location.hash && !(address === "#" && !location.hash)) {
+    history[quietly ? "replaceState" : "pushState"](null, "", address);
+  }
+  if (question(app.state) !== before) ask();
+  else fetchLines();
+  redraw();
+}
+
+/** Take the state from the address: at the start, and for Back and Forward. */
+export function readAddress() {
+  const { state, problems } = decode(location.hash);
+  const before = question(app.state);
+  app.state = state;
+  app.note = problems.length ? problems.join(", ") : "";
+  if (!app.trace || question(state) !== before) ask();
+  else fetchLines();
+  redraw();
+}
+
+/** Run the model on the state's text. What is on screen is marked stale until the answer is there. */
+async function ask() {
+  const { state } = app;
+  const edits = active(state.edits);
+  const plain = { ...(state.ids ? { ids: state.ids } : { text: state.text }), source: state.source || undefined };
+  app.stale = true;
+  redraw();
+  try {
+    const answer = await api.trace({ ...plain, edits, select: state.position });
+    if (!answer) return; // a newer question is on its way
+    app.trace = answer;
+    app.error = "";
+    app.stale = false;
+    app.lines = null;
+    if (edits.length === 0) app.baseline = answer;
+    else if (!app.baseline || app.baseline.plain !== JSON.stringify(plain)) {
+      const baseline = await api.trace({ ...plain, edits: [], select: state.position }, { quiet: true });
+      if (baseline && question(app.state) === question(state)) app.baseline = baseline;
+    }
+    if (app.baseline && edits.length === 0) app.baseline.plain = JSON.stringify(plain);
+    fetchLines();
+  } catch (error) {
+    app.error = error.status === 0 ? "away" : error.message;
+    if (error.status === 0) setTimeout(() => app.error === "away" && ask(), 2000);
+  }
+  redraw();
+}
+
+/** Start with the trace that came in the page, if the address asks for nothing else. */
+export function start() {
+  const given = api.firstTrace();
+  const { state, problems } = decode(location.hash);
+  app.state = state;
+  app.note = problems.join(", ");
+  const empty = !state.text && !state.ids && !state.source;
+  if (empty) {
+    state.text = api.firstRequest.text;
+    state.source = api.firstRequest.source;
+  }
+  const same = state.text === api.firstRequest.text && state.source === api.firstRequest.source && !state.ids;
+  if (given && (empty || same) && active(state.edits).length === 0) {
+    app.trace = given;
+    app.baseline = given;
+    fetchLines();
+  } else ask();
+  redraw();
+}
+
+let asked = "";
+
+/** The attention rows of a position other than the one the trace was asked for. */
+async function fetchLines() {
+  const { trace } = app;
+  if (!trace || app.stale || app.state.stack !== 0 || manifest.stacks.length === 0) return;
+  const at = position();
+  const key = `${trace.id}/${at}`;
+  if (asked === key && app.lines?.key === key) return;
+  asked = key;
+  if (at === trace.select && app.state.stack === 0) {
+    app.lines = { key, lines: trace.lines, cross: trace.cross, logits: trace.logits, at };
+    return;
+  }
+  try {
+    const answer = await api.lines(trace.id, at);
+    if (asked !== key) return;
+    app.lines = { key, logits: trace.logits, ...answer, at };
+    redraw();
+  } catch (error) {
+    app.error = error.status === 0 ? "away" : error.message;
+  }
+}
+
+// ---------------------------------------------------------------- what follows from the state
+
+/** The stack whose map is selected: 0 is the one that speaks. */
+export const stackAt = (i) => manifest.stacks[manifest.stacks.length - 1 - i];
+export const stack = () => stackAt(app.state.stack) ?? stackAt(0);
+
+/** Pieces under a stack's map: the encoder of an encoder-decoder reads the source. */
+export function piecesOf(one) {
+  if (!app.trace) return [];
+  return manifest.stacks.length > 1 && one === manifest.stacks[0] ? app.trace.source : app.trace.pieces;
+}
+
+/** The rows of a stack's map, from the embedding to the output. */
+export function rowsOf(one) {
+  if (!one) return [];
+  const rows = [{ name: one.start, label: "start", layer: null, added: null }];
+  one.layers.forEach((layer, i) => {
+    for (const row of layer.rows) rows.push({ ...row, layer: i });
+  });
+  return rows;
+}
+
+/** The selected position, a number from 0. */
+export function position() {
+  const last = Math.max(0, piecesOf(stack()).length - 1);
+  return Math.min(app.state.position ?? last, last);
+}
+
+/** The selected row of the map; -1 is the row of tokens. */
+export function rowIndex() {
+  const last = rowsOf(stack()).length - 1;
+  return Math.min(app.state.row ?? last, last);
+}
+
+/** The layer that is open. */
+export const layerIndex = () => Math.max(0, Math.min(app.state.layer, (stack()?.layers.length ?? 1) - 1));
+
+/** The attention of the open layer, self or cross. */
+export function attention(layer = layerIndex()) {
+  const there = stack()?.layers[layer]?.attention ?? [];
+  return there.find((one) => one.kind === app.state.kind) ?? there[0] ?? null;
+}
+
+/** The pieces that the keys of an attention come from. */
+export const keysOf = (attn) => (attn?.kind === "cross" ? app.trace.source : piecesOf(stack()));
+
+export const valueNamed = (name) => byName.get(name);
+const byName = new Map((manifest?.values ?? []).map((value) => [value.name, value]));
+
+/** Select a cell of the map. */
+export function select(row, at, quietly = false) {
+  const rows = rowsOf(stack());
+  const patch = { row: row === rows.length - 1 ? null : row };
+  patch.position = at === piecesOf(stack()).length - 1 ? null : at;
+  const layer = rows[row]?.layer;
+  if (layer !== null && layer !== undefined && layer !== app.state.layer) patch.layer = layer;
+  go(patch, quietly);
+}
+
+/** Show a number. Walking on from another one leaves a trail. */
+export function show(name, index, walk = false) {
+  const { cell, trail } = app.state;
+  if (cell && cell.name === name && cell.index.join() === index.join()) return;
+  go({ cell: { name, index }, trail: walk && cell ? [...trail, cell].slice(-40) : [] }, !walk);
+}
+
+export function setTheme() {
+  const wanted = app.state.theme;
+  const dark = wanted ? wanted === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const root = document.documentElement;
+  root.dataset.theme = dark ? "dark" : "light";
+  app.theme = palette(dark, matchMedia("(forced-colors: active)").matches);
+}

@@ -1,0 +1,121 @@
+/**
+ * Everything on screen can be taken away: the address, pictures, numbers, Python that prints the same.
+ */
+
+import * as api from "./api.js";
+import { download, fill, h } from "./dom.js";
+import { say } from "./grid.js";
+import { mapSvg } from "./map.js";
+import { shownPicture, sliceTable } from "./steps.js";
+import { app, manifest } from "./store.js";
+import { t } from "./text.js";
+
+const safe = (name) => name.replace(/[^\w.-]+/g, "_");
+
+export function drawTakeaway() {
+  const item = (id, text, onclick) => h("li", null, h("button", { type: "button", id, onclick }, text));
+  const file = (id, text, kind) => h("li", null, h("a", { id, href: app.trace ? api.exportPath(app.trace.id, kind) : "#", download: `trace.${kind}` }, text));
+  fill(
+    document.getElementById("take-list"),
+    item("take-link", t("take.link"), () => copy(location.href, t("take.copied"))),
+    item("take-svg", t("take.svg"), () => download("map.svg", mapSvg(), "image/svg+xml")),
+    item("take-png", t("take.png"), takePng),
+    item("take-steps", t("take.steps"), () => shownPicture() && download("steps.svg", shownPicture().svg(), "image/svg+xml")),
+    item("take-csv", t("take.csv"), takeCsv),
+    file("take-tensors", t("take.tensors"), "safetensors"),
+    item("python-open", t("take.python"), openPython),
+  );
+}
+
+async function copy(text, done) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say(done);
+    document.getElementById("status-note").textContent = done;
+  } catch {
+    openText(t("take.link"), text); // the browser does not let us: the reader can
+  }
+}
+
+function takePng() {
+  const image = new Image();
+  image.onload = () => {
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [2 * image.width, 2 * image.height];
+    const context = canvas.getContext("2d");
+    context.scale(2, 2);
+    context.drawImage(image, 0, 0);
+    canvas.toBlob((blob) => download("map.png", blob, "image/png"));
+  };
+  image.src = `data:image/svg+xml,${encodeURIComponent(mapSvg())}`;
+}
+
+function takeCsv() {
+  const picture = shownPicture();
+  if (!picture) return;
+  const lines = picture.csv().map((row) => row.map((x) => (/[",\n]/.test(x) ? `"${String(x).replace(/"/g, '""')}"` : x)).join(","));
+  download(`${safe(picture.title)}.csv`, `${lines.join("\n")}\n`, "text/csv");
+}
+
+/** Python that prints the number on screen. */
+export function python() {
+  const { state, trace } = app;
+  const literal = (x) => JSON.stringify(x).replace(/\bnull\b/g, "None").replace(/\btrue\b/g, "True").replace(/\bfalse\b/g, "False");
+  const edits = state.edits.filter((edit) => edit.on);
+  const ids = trace.pieces.map((piece) => piece.id);
+  const source = trace.source.length ? `, source=torch.tensor([${literal(trace.source.map((piece) => piece.id))}])` : "";
+  const cell = state.cell ?? { name: manifest.values.at(-1)?.name, index: [0, ids.length - 1, 0] };
+  const made = edits.map((edit) => `    Edit(${literal(edit.name)}, ${literal(edit.kind)}, (${edit.at.map((i) => `${i ?? "None"},`).join(" ")})${edit.value === null ? "" : `, ${edit.value}`}),`);
+  return [
+    "import torch",
+    "",
+    "from clearhead.cli_models import open_model",
+    "from clearhead.inspector.provenance import explain",
+    edits.length ? "from clearhead.inspector.trace import Edit, trace" : "from clearhead.inspector.trace import trace",
+    "",
+    `model, tokenizer = open_model(${literal(manifest.name)}, \"cpu\")`,
+    `tokens = torch.tensor([${literal(ids)}])  # ${literal(trace.pieces.map((piece) => piece.text).join("").slice(0, 60))}`,
+    ...(edits.length ? ["edits = [", ...made, "]", `seen = trace(model, tokens${source}, edits=edits)`] : [`seen = trace(model, tokens${source})`]),
+    `print(seen.values[${literal(cell.name)}][${cell.index.join(", ")}].item())`,
+    `print(explain(seen, ${literal(cell.name)}, (${cell.index.join(", ")}${cell.index.length === 1 ? "," : ""})).to_dict())`,
+    "",
+  ].join("\n");
+}
+
+function openPython() {
+  if (app.trace) openText(t("take.python"), python());
+}
+
+/** A window with a text to copy. */
+function openText(title, text) {
+  const dialog = document.getElementById("dialog");
+  fill(
+    dialog,
+    h("h2", { id: "dialog-title" }, title),
+    h("pre", { class: "copy", tabindex: "0", id: "python" }, text),
+    h("form", { method: "dialog", class: "row" }, h("button", { type: "button", onclick: () => navigator.clipboard?.writeText(text).catch(() => {}) }, t("copy")), h("button", { autofocus: true }, t("close"))),
+  );
+  if (!dialog.open) dialog.showModal();
+}
+
+/** The visible slice as a table. */
+export function openTable() {
+  const table = sliceTable();
+  if (!table) return;
+  const dialog = document.getElementById("dialog");
+  fill(dialog, h("h2", { id: "dialog-title" }, t("table.title")), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("table.title") }, table), h("form", { method: "dialog" }, h("button", { autofocus: true }, t("close"))));
+  if (!dialog.open) dialog.showModal();
+}
+
+export function openKeys() {
+  const dialog = document.getElementById("dialog");
+  const keys = ["arrows", "enter", "esc", "layer", "head", "h", "text", "x", "m", "c", "t", "z", "space", "back", "q", "help"];
+  fill(
+    dialog,
+    h("h2", { id: "dialog-title" }, t("keys.title")),
+    h("dl", { class: "keys" }, keys.map((key) => h("div", null, h("dt", null, h("kbd", null, t(`key.${key}.name`))), h("dd", null, t(`key.${key}`))))),
+    h("form", { method: "dialog" }, h("button", { autofocus: true }, t("close"))),
+  );
+  if (!dialog.open) dialog.showModal();
+}
+
