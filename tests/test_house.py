@@ -21,7 +21,8 @@ FILES = {
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
     "training": "objectives optim recipe durable checkpoint run_folder data evaluate report loop demo",
-    "inspector": "record trace provenance",
+    "inspector": "record trace provenance spelling manifest views passes",
+    "server": "wire session export guard app look",
 }
 
 FAMILIES = [

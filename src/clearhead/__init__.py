@@ -47,6 +47,8 @@ _HOME = {
     "load_checkpoint": "training.checkpoint",
     # 6  the model is seen
     "record": "inspector.record",
+    # 7  the model serves
+    "look": "server.look",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -4,6 +4,7 @@ Each verb is a few lines around a library function of the same meaning. `place` 
 folder in Hugging Face form, a GGUF file, or, with --download, a name on the Hugging Face Hub.
 """
 
+import contextlib
 import itertools
 import json
 import sys
@@ -293,6 +294,46 @@ def lines_of(file: Path) -> list[str]:
     return lines
 
 
+def look(
+    place: Positional[str],
+    text: str | None = None,
+    source: str | None = None,
+    port: int | None = None,
+    host: str = "127.0.0.1",
+    key: str | None = None,
+    open: bool = False,
+    device: str = "cpu",
+    download: bool = False,
+) -> None:
+    """Serve a page that shows every number of a model, live, while you type. Ctrl-C ends.
+
+    Args:
+        place: a run, a published model, a GGUF file, or a name with --download.
+        text: what the page opens with.
+        source: what an encoder-decoder reads at first.
+        port: where to listen; by default 8765, or a free port if that one is taken.
+        host: the address to listen at; one that others reach needs a key.
+        key: what everybody who opens the page must know.
+        open: open the page in a browser.
+        device: cpu or cuda.
+        download: fetch the model by its name.
+    """
+    import webbrowser
+
+    from clearhead.server.look import check_place, free_port, prepare
+
+    check_place(host, key)
+    port = free_port(host) if port is None else port
+    model, tokenizer = open_model(place, device, download)
+    name = Path(place).resolve().name if Path(place).exists() else place
+    seen = prepare(model, tokenizer, text, source=source, name=name, host=host, port=port, key=key)
+    print(f"{name} is at {seen.url}{'' if key is None else '?key=...'} (Ctrl-C ends)", flush=True)
+    if open:
+        webbrowser.open(seen.url if key is None else f"{seen.url}?key={key}")
+    with contextlib.suppress(KeyboardInterrupt):
+        seen.run()
+
+
 def export(
     place: Positional[str],
     out: Positional[Path],
@@ -350,6 +391,7 @@ def import_model(
 
 
 VERBS: dict[str, Callable[..., None]] = {
+    "look": look,
     "chat": chat,
     "embed": embed,
     "neighbours": neighbours,

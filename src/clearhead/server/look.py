@@ -163,6 +163,15 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+def free_port(host: str) -> int:
+    """The usual port, or 0, which means any free one, if it is taken."""
+    try:
+        listen(host, PORT).close()
+    except OSError:
+        return 0
+    return PORT
+
+
 def url_of(sock: socket.socket) -> str:
     """Where a browser finds what this socket serves."""
     host, port = sock.getsockname()[:2]

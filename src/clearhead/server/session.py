@@ -143,7 +143,7 @@ class Session:
             found = self.tokenizer.special_tokens.get(END_OF_TEXT)
         return found or 0
 
-    def read_text(self, text: str, as_source: bool = False) -> Read:
+    def tokens_of(self, text: str, as_source: bool = False) -> Read:
         """The tokens of a text, as `generate` reads it; without a tokenizer a text is numbers."""
         if len(text) > LONGEST_TEXT:
             raise ValueError(f"the text has {len(text)} characters; at most {LONGEST_TEXT} are read")
@@ -175,7 +175,7 @@ class Session:
                 raise ValueError(f"{ids_key} should be a list of token ids")
             read = Read(tuple(ids))
         elif isinstance(text, str):
-            read = self.read_text(text, as_source)
+            read = self.tokens_of(text, as_source)
         else:
             raise ValueError(f"give {text_key}, a text, or {ids_key}, a list of token ids")
         what = "source" if as_source else "text"
@@ -360,7 +360,7 @@ class Session:
 
     def tokenize(self, text: str) -> dict[str, Any]:
         """The tokens of a text, and the merges that built each."""
-        read = self.read_text(text)
+        read = self.tokens_of(text)
         return {
             "ids": list(read.ids),
             "pieces": piece_dicts(self.speller.pieces(read.ids, read.before, read.after)),
