@@ -519,13 +519,13 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
     options = get_args(kind)
     if get_origin(kind) is Literal:
         if value not in options:
-            raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(options)}")
+            raise ValueError(f"{name}={value!r:.120} is unknown; choose one of {', '.join(options)}")
         return
     allowed = options if get_origin(kind) in (UnionType, Union) else (kind,)
     if any(_is_a(value, option) for option in allowed):
         return
     wanted = " or ".join("none" if o is type(None) else getattr(o, "__name__", str(o)) for o in allowed)
-    raise ValueError(f"{name}={value!r} must be {wanted}, not {type(value).__name__}")
+    raise ValueError(f"{name}={value!r:.120} must be {wanted}, not {type(value).__name__}")
 
 
 def _is_a(value: Any, kind: Any) -> bool:

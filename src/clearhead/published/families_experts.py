@@ -183,6 +183,11 @@ def _write_first_dense(config: ModelConfig) -> Json:
 
 def _read_shared(settings: Json) -> Json:
     shared, width = settings.get("n_shared_experts", 1), settings.get("moe_intermediate_size", 2048)
+    for count in (shared, width):
+        if count is not None and type(count) is not int:  # times a number, a list would grow
+            raise ValueError(
+                f"{count!r:.60} of n_shared_experts and moe_intermediate_size is no whole number"
+            )
     return {"experts.shared_d_ff": (shared or 0) * width}
 
 
