@@ -34,9 +34,10 @@ from clearhead.inspector.views import (
     norms,
     pool_factor,
     thumbnails,
+    top_words,
 )
-from clearhead.model.cache import Cache
-from clearhead.model.transformer import Memory, Transformer
+from clearhead.model.cache import Cache, LayerCache
+from clearhead.model.transformer import Memory, Stack, Transformer, View
 
 Stop = Callable[[], None]
 
@@ -102,14 +103,15 @@ class Pass:
     rows: dict[str, Tensor] = field(default_factory=dict)  # of a long pass: the rows of the map, (1, T, D)
     given: dict[str, dict[str, Any]] = field(default_factory=dict)  # of a long pass: what its blocks got
     memory: Memory | None = None
+    joined: bool = False  # made longer, token by token
+    n_bytes: int = 0
 
     @property
     def length(self) -> int:
         """The number of tokens."""
         return len(self.question.ids)
 
-    @property
-    def n_bytes(self) -> int:
+    def weigh(self) -> int:
         """The memory that this pass holds, tensors shared with others counted in full."""
         tensors = [self.output, *self.rows.values(), *self.norms.values()]
         tensors += [part for heads in self.heads.values() for part in heads.rows or ()]
@@ -169,6 +171,8 @@ class Passes:
         self.kept: OrderedDict[str, Pass] = OrderedDict()
         self.asked: OrderedDict[str, Question] = OrderedDict()
         self.opened: tuple[str, str, Trace] | None = None  # the newest block that was run again
+        self.glanced: tuple[str, int, dict[str, Tensor]] | None = None  # the newest position that was asked
+        self.main_name = None if self.main is None else self.main["name"]
         self.latest: Pass | None = None  # the pass that the cache goes with
         self.cache: Cache | None = None
         self.filled = 0  # how many of its tokens the cache holds
@@ -190,13 +194,21 @@ class Passes:
         found = self.kept.get(number)
         if found is None:
             if question.edits:
-                self.whole(self.run(Question(question.ids, question.source), stop))
+                self._fresh(Question(question.ids, question.source), stop)
             began = time.perf_counter()
             with self._running(stop):
                 found = self._longer(number, question) or self._new(number, question)
             found.seconds = time.perf_counter() - began
         self._keep(found)
         return found
+
+    def _fresh(self, question: Question, stop: Stop) -> None:
+        """Make the pass of a question of all tokens at once, unless it is there."""
+        number = self.identify(question)
+        found = self.kept.get(number)
+        if found is None or found.joined:
+            with self._running(stop):
+                self._keep(self._new(number, question))
 
     def find(self, number: str) -> Pass:
         """The pass with this number, run again if it was dropped; KeyError if nobody asked for it."""
@@ -205,11 +217,23 @@ class Passes:
         return self.run(self.asked[number])
 
     def whole(self, found: Pass) -> Pass:
-        """The same pass with all its values; a long one stays as it is."""
+        """The same pass with all its values, and what it says taken from them; a long one stays as it is.
+
+        Of a pass that was made longer, the lens of the rows above the last one stays as it was shown.
+        """
         if found.trace is None and not found.rows:
+            question = found.question
             with self._running(lambda: None):
-                made = self._new(found.id, found.question)
-            vars(found).update(vars(made), seconds=found.seconds)
+                made = trace(self.model, self._tensor(question.ids), source=self._source(question))
+            found.trace, found.output = made, made.values["logits"][0]
+            for look in self.looks:
+                weights = made.values[f"{look.path}.weights"]
+                found.heads[look.path] = self._heads(look, weights, question)
+            if found.lens is not None:
+                ids, p = found.lens.ids.clone(), found.lens.p.clone()
+                ids[-1], p[-1] = top_words(found.output)
+                found.lens = Lens(ids, p)
+            found.n_bytes = 0
             self._keep(found)
         return found
 
@@ -236,7 +260,14 @@ class Passes:
     def line(self, found: Pass, look: Look, position: int) -> Float[Tensor, "H S"]:
         """Where one position looks: its row of an attention's weights."""
         row = found.heads[look.path].row(position)
-        return self.value(found, f"{look.path}.weights")[0, :, position] if row is None else row
+        if row is not None:
+            return row
+        if found is not self.latest or look.stack != self.main_name:
+            return self.value(found, f"{look.path}.weights")[0, :, position]
+        if self.glanced is None or self.glanced[:2] != (found.id, position):
+            self.glanced = found.id, position, self._glance(found, position)
+        row = self.glanced[2][look.path]
+        return row if look.cross else row[:, : found.length]
 
     # ----------------------------------------------------------------------------------------- running
 
@@ -375,6 +406,8 @@ class Passes:
         length = len(question.ids)
         if start < max(1, length // 2) or not self._can_join(base, start, length):
             return None
+        if not base.rows and self.n_bytes(question) > SHORT:
+            return None  # from here on the rows are kept
         model = self.model
         assert isinstance(model, Transformer)
         self._make_room(length)
@@ -438,7 +471,10 @@ class Passes:
                 more = lens(self.model, rows[:-1], new)
                 shown = Lens(*(torch.cat(pair, 1) for pair in zip(shown, more, strict=True)))
         found = Pass(number, question, output, shown, lengths, heads, base.delta, 0.0)
-        found.memory = base.memory
+        found.memory, found.joined = base.memory, True
+        if base.rows:
+            found.rows = {name: joined(base.rows[name], start, values.get(name)) for name in base.rows}
+            found.given = self._given(len(question.ids), base.memory)
         return found
 
     def _cut(self, look: Look, base: Pass, start: int, question: Question) -> Heads:
@@ -470,6 +506,55 @@ class Passes:
         if kept is not None and len(kept) > 48:  # many small parts are slow to look through
             kept = (torch.cat([_widen(part, weights.shape[-1]) for part in kept], 1),)
         return Heads(picture, heads.factor, torch.cat([heads.scores, more], 1), kept, weights[:, -1].clone())
+
+    def _given(self, length: int, memory: Memory | None) -> dict[str, dict[str, Any]]:
+        """What the blocks of the main stack are called with in a pass of this length."""
+        stack, main = self._stack()
+        places = torch.arange(length, device=self.device)
+        view = stack.view(places, places, places, None, None)
+        return {
+            layer["name"]: self._options(stack, number, view, memory)
+            for number, layer in enumerate(main["layers"])
+        }
+
+    def _options(self, stack: Stack, layer: int, view: View, memory: Memory | None) -> dict[str, Any]:
+        """The arguments of one block, as its stack gives them."""
+        window = stack.windowed[layer]
+        return {
+            "rotation": view.rotations[window] if stack.turned[layer] else None,
+            "mask": view.masks[window],
+            "bias": view.bias,
+            "memory": None if memory is None else memory.layers[layer],
+        }
+
+    def _stack(self) -> tuple[Stack, Json]:
+        assert isinstance(self.model, Transformer) and self.main is not None
+        return self.model.stack, self.main
+
+    def _glance(self, found: Pass, position: int) -> dict[str, Tensor]:
+        """The weights of one query in every attention of the main stack, from the latest pass's cache."""
+        stack, main = self._stack()
+        cache = self.cache
+        assert cache is not None
+        here = torch.tensor([position], device=self.device)
+        keys = torch.arange(cache.capacity, device=self.device)
+        view = stack.view(here, here, keys, None, None)
+        rows = self.map[main["name"]]
+        found_rows: dict[str, Tensor] = {}
+
+        def keep(path: str, weights: Tensor) -> None:
+            found_rows[path] = weights[0, :, 0]
+
+        harvest = self._harvest(keep)
+        with self._running(lambda: None), hear(self.model, harvest):
+            for number, layer in enumerate(main["layers"]):
+                x = found.rows[rows[rows.index(f"{layer['name']}.middle") - 1]][:, position : position + 1]
+                old = cache.layers[number]
+                own = LayerCache(old.keys.clone(), old.values.clone())
+                own.slots = here
+                block = stack.blocks[number]
+                block(x, cache=own, **self._options(stack, number, view, found.memory))
+        return found_rows
 
     def _rewind(self, length: int) -> None:
         """Let the cache hold its first `length` positions."""
@@ -513,6 +598,7 @@ class Passes:
         self.asked.move_to_end(found.id)
         while len(self.asked) > 4096:
             self.asked.popitem(last=False)
+        found.n_bytes = found.n_bytes or found.weigh()
         self.kept[found.id] = found
         self.kept.move_to_end(found.id)
         total = sum(kept.n_bytes for kept in self.kept.values())
@@ -535,6 +621,12 @@ def _digest(model: nn.Module) -> str:
         flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest.update(memoryview(flat.numpy()))
     return digest.hexdigest()
+
+
+def joined(before: Tensor, start: int, new: Tensor | None) -> Tensor:
+    """The first `start` positions of a value (1, T, D), and the new ones."""
+    kept = before[:, :start]
+    return kept if new is None else torch.cat([kept, new], 1)
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
