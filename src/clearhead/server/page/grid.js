@@ -12,7 +12,7 @@ import { h } from "./dom.js";
  *   draw: (canvas: HTMLCanvasElement, width: number) => void, hit: (x: number, y: number) => [number, number]|null,
  *   describe: (row: number, column: number) => string, move: (row: number, column: number) => void,
  *   open?: (row: number, column: number) => void, key?: (event: KeyboardEvent, row: number, column: number) => boolean,
- *   hover?: (text: string) => void, first?: number,
+ *   hover?: (text: string) => void, resized: () => void, first?: number,
  * }} view
  */
 export function makeGrid(host, view) {
@@ -98,6 +98,13 @@ export function makeGrid(host, view) {
   });
   canvas.addEventListener("pointerleave", () => view.hover?.(view.describe(...view.at())));
   host.addEventListener("focus", () => say(announce()));
+
+  let width = 0;
+  new ResizeObserver(() => {
+    const now = host.parentElement.clientWidth; // its own width follows from the picture
+    if (now !== width && width) view.resized();
+    width = now;
+  }).observe(host.parentElement);
 
   return {
     draw() {

@@ -110,7 +110,7 @@ const ANSWERS = [
     const rows = rowsOf(speaker());
     return {
       text: t(`guide.7.${kind === "experts" ? "experts" : "plain"}`, { layer: best.row.layer, before: visible(wordOf(best.before.id)), p: percent(best.before.p), after: visible(wordOf(best.lens.id)), q: percent(best.lens.p), n, k: layer.feed_forward?.top_k ?? "" }),
-      look: () => go({ position: null, layer: best.row.layer, row: rows.indexOf(rows.find((row) => row.name === best.row.name)), value: valueNamed(`${layer.feed_forward.path}.hidden`) ? `${layer.feed_forward.path}.hidden` : layer.feed_forward.path, lead: [] }),
+      look: () => go({ stack: 0, position: null, layer: null, row: rows.indexOf(rows.find((row) => row.name === best.row.name)), value: valueNamed(`${layer.feed_forward.path}.hidden`) ? `${layer.feed_forward.path}.hidden` : layer.feed_forward.path, lead: [] }),
     };
   },
   () => {
@@ -122,7 +122,7 @@ const ANSWERS = [
     while (from > 0 && path[from - 1].lens.id === final) from -= 1;
     const first = path[Math.min(from, path.length - 1)];
     const rows = rowsOf(speaker());
-    return { text: t("guide.8", { word: visible(wordOf(final)), p: percent(p), where: `${t("layer")} ${first.row.layer} (${t(`row.${first.row.label}`)})`, n: path.length - from, all: path.length }), look: () => go({ position: null, row: rows.findIndex((row) => row.name === first.row.name), layer: first.row.layer, paint: "p" }) };
+    return { text: t("guide.8", { word: visible(wordOf(final)), p: percent(p), where: `${t("layer")} ${first.row.layer} (${t(`row.${first.row.label}`)})`, n: path.length - from, all: path.length }), look: () => go({ stack: 0, position: null, row: rows.findIndex((row) => row.name === first.row.name), layer: null, paint: "p" }) };
   },
   () => {
     const found = strongest();

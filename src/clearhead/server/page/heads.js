@@ -6,7 +6,7 @@ import { sequential } from "./colors.js";
 import { fill, h } from "./dom.js";
 import { makeGrid } from "./grid.js";
 import { CanvasPaint, pixels } from "./paint.js";
-import { app, go, layerIndex, stackAt } from "./store.js";
+import { app, go, layerIndex, redraw, stackAt } from "./store.js";
 import { t } from "./text.js";
 
 export const MEASURES = ["entropy", "distance", "previous", "same", "induction", "first"];
@@ -34,7 +34,7 @@ export function headViews() {
     size: () => [Math.max(1, size()[0]), Math.max(1, size()[1])],
     at: () => [layerIndex(), app.state.head ?? 0],
     describe,
-    move: (layer, head) => go({ layer, head, kind: "self", value: null }, true),
+    move: (layer, head) => go({ layer, head, kind: "self", value: null, cell: null, trail: [] }, true),
     open: () => document.getElementById("step-grid").focus(),
     key: (event, layer, head) => {
       if (event.key !== "x" && event.key !== "m") return false;
@@ -46,6 +46,7 @@ export function headViews() {
       const at = [Math.floor(y / g.high), Math.floor((x - g.left) / g.wide)];
       return at[0] >= 0 && at[0] < size()[0] && at[1] >= 0 && at[1] < size()[1] ? at : null;
     },
+    resized: redraw,
     hover: (text) => {
       document.getElementById("head-note").textContent = text;
     },

@@ -30,7 +30,7 @@ function drawHeader() {
   for (const element of document.querySelectorAll("[data-label]")) element.setAttribute("aria-label", t(element.dataset.label));
   const size = manifest.n_parameters >= 1e6 ? `${(manifest.n_parameters / 1e6).toFixed(1)} M` : String(manifest.n_parameters);
   const layers = manifest.stacks.map((one) => one.layers.length).join(" + ");
-  at("model").textContent = [manifest.name, t(`shape.${manifest.shape}`), layers && t("chip.layers", { n: layers }), t("chip.numbers", { n: size }), `${manifest.dtype}, ${manifest.device}`].filter(Boolean).join(" · ");
+  at("model").textContent = [manifest.name.split("/").filter(Boolean).at(-1), t(`shape.${manifest.shape}`), manifest.stacks.length > 0 && t("chip.layers", { n: layers }), t("chip.numbers", { n: size }), `${manifest.dtype}, ${manifest.device}`].filter(Boolean).join(" · ");
   const box = at("text");
   if (document.activeElement !== box && box.value !== state.text) box.value = state.text;
   const source = at("source");
@@ -49,15 +49,15 @@ function drawHeader() {
 }
 
 function crumbs() {
-  if (!app.trace || manifest.stacks.length === 0) return [];
+  if (!app.trace) return [];
   const { state } = app;
   const head = openHead();
   const word = visible(piecesOf(stack())[position()]?.text ?? "");
   const parts = [
     [t("crumb.map"), () => at("map-0").focus()],
     [`“${word}”`, () => at(`map-${state.stack}`).focus()],
-    [`${t("layer")} ${layerIndex()}`, () => at("head-grid").focus()],
-    head ? [`${t(`kind.${head.attn.kind}`)} · ${t("head")} ${head.head}`, () => at("step-grid").focus()] : [state.value ?? "", () => at("step-grid").focus()],
+    manifest.stacks.length > 0 && [`${t("layer")} ${layerIndex()}`, () => at("head-grid").focus()],
+    head ? [`${t(`kind.${head.attn.kind}`)} · ${t("head")} ${head.head}`, () => at("step-grid").focus()] : [state.value ?? stack().name, () => at("step-grid").focus()],
     state.cell && [`${state.cell.name.split(".").at(-1)} [${state.cell.index.slice(1).join(", ")}]`, () => at("number").focus()],
   ].filter(Boolean);
   return h("ol", null, parts.map(([text, onclick], i) => h("li", null, h("button", { type: "button", class: "link", onclick, "aria-current": i === parts.length - 1 ? "true" : null }, text))));
@@ -77,6 +77,7 @@ function settings() {
 function paintTools() {
   const { state } = app;
   const edited = state.edits.some((edit) => edit.on);
+  if (manifest.stacks.length === 0) return [];
   return [
     h(
       "label",

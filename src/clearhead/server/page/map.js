@@ -8,17 +8,17 @@ import { css, diverging, inkOn, sequential } from "./colors.js";
 import { brief, percent, visible } from "./dom.js";
 import { makeGrid, say } from "./grid.js";
 import { CanvasPaint, SvgPaint } from "./paint.js";
-import { app, go, layerIndex, manifest, piecesOf, position, rowIndex, rowsOf, select, show, stackAt } from "./store.js";
+import { app, expertsOf, go, layerIndex, lengthsOf, manifest, piecesOf, position, redraw, rowIndex, rowsOf, select, show, stackAt, stacks } from "./store.js";
 import { t } from "./text.js";
 
-const LIMIT = 610; // a map taller than this closes the layers that are not looked at
+const LIMIT = 680; // a map taller than this closes the layers that are not looked at
 const FAINT = 0.02; // a line thinner than this is not drawn, and that is said
 
 const grids = [];
 
 /** One grid per stack; `i` counts from the stack that speaks. */
 export function mapViews() {
-  manifest.stacks.forEach((_, i) => {
+  stacks.forEach((_, i) => {
     const host = document.getElementById(`map-${i}`);
     host.hidden = false;
     const scroller = host.parentElement;
@@ -29,11 +29,12 @@ export function mapViews() {
       at: () => (app.state.stack === i ? [rowIndex(), position()] : [rowsOf(stackAt(i)).length - 1, piecesOf(stackAt(i)).length - 1]),
       describe: (row, column) => describe(i, row, column),
       move: (row, column) => {
-        if (app.state.stack !== i) go({ stack: i, position: null, row: null, head: null, cell: null, trail: [] });
+        if (app.state.stack !== i) go({ stack: i, position: null, row: null, layer: null, head: null, value: null, cell: null, trail: [] }, true);
         select(row, column, true);
       },
       open: (row, column) => openCell(i, row, column),
       key: (event, row, column) => keyOn(i, event, row, column),
+      resized: redraw,
       hover: (text) => {
         document.getElementById("readout").textContent = text;
       },
@@ -50,7 +51,12 @@ export function mapViews() {
   });
 }
 
-export const drawMaps = () => app.trace && grids.forEach((grid) => grid.draw());
+export function drawMaps() {
+  if (!app.trace) return;
+  for (const grid of grids) grid.draw();
+  drawCross();
+  document.getElementById("readout").textContent = describe(app.state.stack, rowIndex(), position());
+}
 
 /** Where columns and rows stand. */
 function place(i, seen) {
@@ -59,7 +65,7 @@ function place(i, seen) {
   const pieces = piecesOf(one);
   const scroller = document.getElementById(`map-${i}`)?.parentElement;
   const narrow = seen < 560;
-  const left = narrow ? 68 : 128;
+  const left = narrow ? 84 : 168;
   const room = seen - left - 10;
   const selected = app.state.stack === i ? position() : pieces.length - 1;
   const even = room / Math.max(1, pieces.length);
@@ -81,10 +87,10 @@ function place(i, seen) {
 /** The open layer's band is full; with many layers the others shrink. */
 function rowPlaces(rows, one, i) {
   const tall = (gap, row) => 62 + row + one.layers.reduce((sum, layer) => sum + gap + layer.rows.length * (row + 4), 0);
-  let gap = 38;
-  if (tall(38, 31) > LIMIT && tall(26, 31) <= LIMIT) gap = 26;
+  const layers = Math.max(1, one.layers.length);
+  const gap = Math.max(24, Math.min(64, (LIMIT - tall(0, 31)) / layers));
   const closed = tall(gap, 31) > LIMIT;
-  const shrunk = Math.max(4, Math.min(14, (LIMIT - 260) / Math.max(1, rows.length) - 3));
+  const shrunk = Math.max(4, Math.min(14, (610 - 260) / Math.max(1, rows.length) - 3));
   const open = app.state.stack === i ? layerIndex() : one.layers.length - 1;
   const tops = [];
   const heights = [];
@@ -126,6 +132,7 @@ export function lensAt(trace, row, column) {
 }
 
 function normAt(trace, i, row, column) {
+  if (stackAt(i).foreign) return lengthsOf(row.name)?.[column] ?? null;
   const source = i > 0;
   const r = (source ? trace.sourceRows : trace.rows).indexOf(row.name);
   const norm = trace[source ? "source.norm" : "norm"];
@@ -135,7 +142,7 @@ function normAt(trace, i, row, column) {
 export const wordOf = (id) => words.get(id) ?? `#${id}`;
 
 function rowName(row) {
-  if (row.layer === null) return t("row.start");
+  if (row.layer === null) return row.label === "start" ? t("row.start") : row.name;
   return `${t("layer")} ${row.layer} ${t("row.plus")} ${t(`row.${row.label}`)}`;
 }
 
@@ -155,10 +162,12 @@ export function describe(i, r, column) {
   return parts.join(" · ");
 }
 
+/** The experts a token went to; with many layers only those of the open one are fetched. */
 function expertsAt(one, row, column) {
   if (row.layer === null || row.label !== "feed-forward") return [];
-  const path = one.layers[row.layer].feed_forward?.path;
-  return app.trace.experts?.[path]?.[column] ?? [];
+  const { feed_forward: ff } = one.layers[row.layer];
+  if (ff?.kind !== "experts" || (one.layers.length > 8 && row.layer !== layerIndex())) return [];
+  return expertsOf(ff.path)?.[column] ?? [];
 }
 
 /** Enter on a cell: its token, or the value that stands there. */
@@ -168,7 +177,7 @@ function openCell(i, r, column) {
     go({ value: "tokens", cell: null, trail: [] });
   } else {
     const patch = { value: row.name, lead: [0], head: null };
-    go({ ...patch, ...(row.layer === null ? {} : { layer: row.layer }) });
+    go(patch);
     show(row.name, [0, column, 0]);
   }
   document.getElementById("steps").scrollIntoView({ block: "nearest" });
@@ -194,7 +203,7 @@ function looksOf(i, row, column, theme, extremes) {
   const { trace, baseline, state } = app;
   const lens = i === 0 && row.layer !== null ? lensAt(trace, row, column) : null;
   const norm = normAt(trace, i, row, column);
-  if (row.layer === null) {
+  if (row.layer === null && !stackAt(i).foreign) {
     const piece = piecesOf(stackAt(i))[column];
     return { color: theme.scale.ground, word: visible(piece.text), small: norm == null ? "" : `‖${brief(norm, 1).slice(1)}‖` };
   }
@@ -226,6 +235,7 @@ export function paintMap(paint, g, i) {
   const last = Math.min(g.pieces.length, Math.ceil((g.scroll + g.seen - g.left) / g.column) + 1);
   const norm = app.trace[i > 0 ? "source.norm" : "norm"];
   const extremes = { norm: norm ? norm.data.reduce((a, b) => Math.max(a, b), 0) : 1 };
+  if (one.foreign) extremes.norm = Math.max(1e-9, ...g.rows.flatMap((row) => [...(lengthsOf(row.name) ?? [])]));
   const X = (j) => g.x(j) - g.scroll;
 
   if (here) drawLines(paint, g, one, X);
@@ -279,7 +289,7 @@ function drawLabels(paint, g, theme) {
   paint.rect(0, 58, g.left - 6, g.height - 58, { fill: theme.paper });
   g.rows.forEach((row, r) => {
     if (g.heights[r] < 9 && row.layer !== null && r % 2) return;
-    const name = row.layer === null ? t("row.start") : `${g.narrow ? "L" : `${t("layer")} `}${row.layer} + ${t(g.narrow ? `short.${row.label}` : `row.${row.label}`)}`;
+    const name = row.layer === null ? rowName(row) : `${g.narrow ? "L" : `${t("layer")} `}${row.layer} + ${t(g.narrow ? `short.${row.label}` : `row.${row.label}`)}`;
     const size = Math.min(12, Math.max(8, g.heights[r]));
     const open = row.layer === layerIndex();
     paint.text(name, g.left - 12, g.tops[r] + g.heights[r] / 2 + 4, { size, fill: open ? theme.ink : theme.soft, weight: open ? 600 : 400, anchor: "right", width: g.left - 16 });
@@ -317,7 +327,34 @@ function drawLines(paint, g, one, X) {
   });
 }
 
-/** Cross-attention lines run from the decoder's map to the encoder's last row: a sentence for each layer. */
+/** Cross-attention lines run across the gutter, from the encoder's last row to the open layer's. */
+function drawCross() {
+  const canvas = document.getElementById("cross-lines");
+  const box = canvas.parentElement.getBoundingClientRect();
+  canvas.hidden = manifest.shape !== "encoder-decoder" || box.width === 0;
+  if (canvas.hidden) return;
+  const paint = new CanvasPaint(canvas, box.width, box.height);
+  const layer = layerIndex();
+  const found = attentionRows("cross", layer);
+  if (!found) return;
+  const corner = (i) => {
+    const here = document.getElementById(`map-${i}`).parentElement.getBoundingClientRect();
+    return { x: here.left - box.left, y: here.top - box.top, g: place(i, here.width) };
+  };
+  const [from, to] = [corner(1), corner(0)];
+  const r = to.g.rows.findIndex((row) => row.layer === layer && row.label === "cross");
+  if (r < 0) return;
+  const last = from.g.rows.length - 1;
+  const end = { x: to.x + to.g.x(app.lines.at) - to.g.scroll + 2, y: to.y + to.g.tops[r] + to.g.heights[r] / 2 };
+  found.row.forEach((weight, j) => {
+    if (weight < FAINT || j >= from.g.pieces.length) return;
+    const x = from.x + from.g.x(j) - from.g.scroll + from.g.w(j) / 2;
+    const y = from.y + from.g.tops[last] + from.g.heights[last] + 2;
+    paint.curve(x, y, end.x, end.y, 0.8 + 6 * weight, app.theme.accent, 0.3 + 0.6 * Math.sqrt(weight));
+  });
+}
+
+/** The same in words. */
 export function crossNote() {
   const layer = layerIndex();
   const found = manifest.shape === "encoder-decoder" ? attentionRows("cross", layer) : null;

@@ -7,7 +7,7 @@ import { brief, fill, h, percent, visible } from "./dom.js";
 import { say } from "./grid.js";
 import { wordOf } from "./map.js";
 import { largest, pipeline, race, softmax } from "./sample.js";
-import { app, go, manifest, piecesOf, position, stackAt } from "./store.js";
+import { app, go, manifest, position } from "./store.js";
 import { t } from "./text.js";
 
 const SHOWN = 9;
@@ -20,6 +20,9 @@ const KNOBS = [
   ["repetition_penalty", 0.5, 2, 0.05, 1],
 ];
 
+/** The position that is looked at in the stack that speaks. */
+const place = () => (app.state.stack === 0 ? position() : app.trace.pieces.length - 1);
+
 const says = () => manifest.head === "lm" || manifest.head === "masked";
 const draws = () => manifest.head === "lm";
 
@@ -28,7 +31,7 @@ export function following() {
   const logits = app.lines?.logits?.data ?? app.trace?.logits?.data;
   if (!logits || !logits.length) return null;
   const settings = draws() ? app.state.sampling : { ...app.state.sampling, temperature: 1, top_k: 0, top_p: 1, min_p: 0, repetition_penalty: 1 };
-  const seen = app.trace.pieces.slice(0, position() + 1).map((piece) => piece.id);
+  const seen = app.trace.pieces.slice(0, place() + 1).map((piece) => piece.id);
   const steps = pipeline(logits, settings, seen);
   const drawn = steps.greedy ? { winner: steps.after.indexOf(1), times: new Map() } : race(steps.after, settings.seed, seen.length);
   return { logits, steps, drawn, seen };
@@ -38,18 +41,18 @@ export function following() {
 function before() {
   const { baseline, trace, state } = app;
   if (!baseline || baseline === trace || !state.edits.some((edit) => edit.on)) return null;
-  if (position() !== trace.pieces.length - 1 || !baseline.logits) return null;
+  if (place() !== trace.pieces.length - 1 || !baseline.logits) return null;
   return softmax(baseline.logits.data);
 }
 
-const nameOf = (id) => (says() ? visible(wordOf(id)) : (manifest.labels?.[id] ?? t("class", { n: id })));
+const nameOf = (id) => (says() ? visible(wordOf(id)) : (manifest.labels?.[id] ?? t(manifest.shape === "module" ? "output" : "class", { n: id })));
 
 /** The text of pieces, without the token that a decoder is started with. */
 const written = (pieces) => pieces.filter((piece, i) => i > 0 || !piece.special).map((piece) => piece.text).join("");
 
 /** Take this token: it becomes part of the text, as itself, whatever the tokenizer would make of the text. */
 export function force(id) {
-  const pieces = app.trace.pieces.slice(0, position() + 1);
+  const pieces = app.trace.pieces.slice(0, place() + 1);
   const ids = [...pieces.map((piece) => piece.id), id];
   const text = written(pieces) + wordOf(id);
   go({ ids, text, position: null, row: null, cell: null, trail: [] });
@@ -60,11 +63,11 @@ export function drawNext() {
   const host = document.getElementById("next-body");
   const title = document.getElementById("next-title");
   const found = app.trace ? following() : null;
-  title.textContent = draws() ? t("next.title") : t(says() ? "next.masked" : "next.classes");
+  title.textContent = draws() ? t("next.title") : t(says() ? "next.masked" : manifest.shape === "module" ? "next.outputs" : "next.classes");
   if (!found) return fill(host, h("p", { class: "soft" }, t("next.none")));
   const { steps, drawn } = found;
   const was = before();
-  const piece = piecesOf(stackAt(0))[position()];
+  const piece = app.trace.pieces[place()];
   const order = largest(steps.after, SHOWN);
   const listed = order.filter((id) => steps.after[id] > 0);
   for (const id of largest(steps.before, SHOWN)) if (listed.length < SHOWN && !listed.includes(id)) listed.push(id);
@@ -73,7 +76,7 @@ export function drawNext() {
   const others = steps.after.length - listed.length;
   fill(
     host,
-    h("p", { class: "soft" }, t("next.after", { n: position(), word: visible(piece?.text ?? "") })),
+    h("p", { class: "soft" }, t(draws() ? "next.after" : says() ? "next.at" : "next.class", { n: place(), word: visible(piece?.text ?? "") })),
     h(
       "ul",
       { class: "bars", "aria-label": t("next.list") },

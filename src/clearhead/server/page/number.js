@@ -106,46 +106,69 @@ function factors(cell) {
   if (live !== null && cell.compute !== "gate" && !listed.includes(live)) listed[listed.length - 1] = live;
   const rest = order.filter((i) => !listed.includes(i));
   const most = Math.max(...listed.map((i) => Math.abs(weightOf[i])), 1e-30);
-  const pairs = cell.terms.some((term) => term.factors.length > 1);
+  const width = Math.max(...cell.terms.map((term) => term.factors.length), 0);
   const softmax = cell.compute === "softmax" ? softmaxRow(cell) : null;
+  const amounts = width > 1 || softmax;
   const restSum = rest.reduce((sum, i) => sum + weightOf[i], 0);
+  const columns = Array.from({ length: width }, (_, k) => k);
+  const blank = (n) => Array.from({ length: n }, () => h("td"));
+  const heading = (k) => {
+    const factor = cell.terms[0].factors[k];
+    const same = cell.terms.every((term) => term.factors[k]?.name === factor?.name);
+    return same && factor?.name ? h("span", { class: `op${names.indexOf(factor.name)}` }, short(factor.name).split(".").at(-1)) : t("number.factor");
+  };
+  const which = (i) => {
+    const moving = runs(cell, 0);
+    return moving === null ? "" : String(cell.terms[i].factors[0].index[moving]);
+  };
   return h(
-    "table",
-    { class: "factors", id: "factors" },
-    h("caption", { class: "unseen" }, t("number.factors", { n: values.length })),
-    h("thead", { class: "unseen" }, h("tr", null, h("th", { scope: "col" }, t("number.factor")), h("th", { scope: "col" }, t("number.amount")), h("th", { scope: "col" }, t("number.bar")))),
+    "div",
+    { class: "scroll" },
     h(
-      "tbody",
-      null,
-      listed.map((i) =>
-        h(
-          "tr",
-          { class: i === live ? "chosen" : null },
-          h("td", null, cell.terms[i].factors.map((factor, k) => [k > 0 && " × ", link(factor, names)]), softmax && !softmax.allowed[i] && ` ${t("masked")}`),
-          h("td", { class: "amount" }, pairs ? `= ${brief(values[i])}` : softmax ? `${t("number.exp")} ${exact(Number(softmax.exps[i].toPrecision(4)))}` : ""),
-          h("td", null, signedBar(weightOf[i] / most)),
-        ),
+      "table",
+      { class: "factors", id: "factors" },
+      h("caption", { class: "unseen" }, t("number.factors", { n: values.length })),
+      h(
+        "thead",
+        null,
+        h("tr", null, h("th", { scope: "col" }, letters[0]), columns.map((k) => h("th", { scope: "col" }, heading(k))), amounts && h("th", { scope: "col" }, softmax ? "e^(s − max)" : t("number.product")), h("th", { scope: "col" }, h("span", { class: "unseen" }, t("number.bar")))),
       ),
-      rest.length > 0 &&
-        h("tr", null, h("td", null, t(softmax ? "number.others" : "number.smaller", { n: rest.length })), h("td", { class: "amount" }, brief(restSum)), h("td", null, signedBar(restSum / most))),
-      cell.scale !== 1 && cell.scale !== undefined && h("tr", null, h("td", null, `× ${t("number.scale")}`), h("td", { class: "amount" }, exact(cell.scale)), h("td")),
-      cell.bias && h("tr", null, h("td", null, "+ ", link(cell.bias, names)), h("td", { class: "amount" }, t("number.bias")), h("td")),
+      h(
+        "tbody",
+        null,
+        listed.map((i) =>
+          h(
+            "tr",
+            { class: i === live ? "chosen" : null },
+            h("th", { scope: "row" }, which(i)),
+            columns.map((k) => h("td", null, k > 0 && cell.terms[i].factors[k] && h("span", { class: "soft" }, "× "), cell.terms[i].factors[k] && link(cell.terms[i].factors[k], names, runs(cell, k) !== null))),
+            amounts && h("td", { class: "amount" }, softmax ? (softmax.allowed[i] ? exact(Number(softmax.exps[i].toPrecision(4))) : t("masked")) : brief(values[i])),
+            h("td", { class: "meters" }, signedBar(weightOf[i] / most)),
+          ),
+        ),
+        rest.length > 0 &&
+          h("tr", null, h("th", { scope: "row", colspan: amounts ? 1 + width : 1 }, t(softmax ? "number.others" : "number.smaller", { n: rest.length })), !amounts && blank(width - 1), h("td", { class: "amount" }, brief(restSum)), h("td", { class: "meters" }, signedBar(restSum / most))),
+        cell.scale !== 1 && cell.scale !== undefined && h("tr", null, h("th", { scope: "row", colspan: amounts ? 1 + width : width }, `× ${t("number.scale")}`), h("td", { class: "amount" }, exact(cell.scale)), h("td")),
+        cell.bias && h("tr", null, h("th", { scope: "row", colspan: amounts ? 1 + width : width }, `+ ${t("number.bias")}`), h("td", { class: "amount" }, link(cell.bias, names)), h("td")),
+      ),
     ),
   );
 }
 
-function link(factor, names) {
+/** A factor: a link to how it was made, unless it is a constant or a weight. */
+function link(factor, names, plain = false) {
   const color = names.indexOf(factor.name ?? factor.label);
   const kind = color >= 0 ? `op${color}` : "";
   const what = factor.name ? `${factor.name}[${factor.index.join(", ")}]` : factor.label;
+  const label = plain ? null : h("span", { class: "which" }, factor.name ? `${short(factor.name)} ${factor.index.slice(-2).join(",")}` : factor.label);
   if (!factor.name || factor.name.startsWith("param:") || factor.name === "tokens") {
-    return h("span", { class: `factor ${kind}`, title: `${what} ${factor.label}` }, brief(factor.value), h("span", { class: "which" }, factor.name ? `${short(factor.name)} ${factor.index.join(",")}` : factor.label));
+    return h("span", { class: `factor ${kind}`, title: `${what} ${factor.label}` }, brief(factor.value), label);
   }
   return h(
     "button",
     { type: "button", class: `factor link ${kind}`, title: what, "aria-label": `${brief(factor.value)}, ${what}: ${t("number.why")}`, onclick: () => show(factor.name, factor.index, true) },
     brief(factor.value),
-    h("span", { class: "which" }, `${short(factor.name)} ${factor.index.slice(1).join(",")}`),
+    label,
   );
 }
 
@@ -169,7 +192,7 @@ function check(cell) {
   const fine = difference <= Math.max(cell.tolerance ?? 0, eps * Math.abs(cell.value) * 8) || again === cell.value;
   return h(
     "dl",
-    { class: "check" },
+    { class: "proof" },
     h("div", null, h("dt", null, t("number.again")), h("dd", { id: "again" }, String(again))),
     h("div", null, h("dt", null, t("number.recorded")), h("dd", { id: "recorded" }, exact(cell.value))),
     h("div", { class: fine ? "fine" : "off" }, h("dt", null, t("number.difference")), h("dd", { id: "difference" }, `${difference === 0 ? "0" : difference.toExponential(1)} · ${units < 1000 ? units.toFixed(1) : units.toExponential(1)} eps ${fine ? "✓" : "✗"}`)),
@@ -181,8 +204,9 @@ function check(cell) {
 const letters = "dfmn";
 
 function symbol(name, index, color, varying = null) {
-  const parts = index.map((i, k) => (k === varying ? letters[0] : String(i)));
-  return h("msub", { class: color >= 0 ? `op${color}` : null }, h("mi", { mathvariant: "normal" }, short(name).split(".").at(-1)), h("mrow", null, parts.flatMap((part, k) => [k > 0 ? h("mo", null, ",") : null, k === varying ? h("mi", null, part) : h("mn", null, part)])));
+  const from = index.length > 2 && index[0] === 0 ? 1 : 0; // there is one text: its number says nothing
+  const parts = index.map((i, k) => (k === varying ? letters[0] : String(i))).slice(from);
+  return h("msub", { class: color >= 0 ? `op${color}` : null }, h("mi", { mathvariant: "normal" }, short(name).split(".").at(-1)), h("mrow", null, parts.flatMap((part, k) => [k > 0 ? h("mo", null, ",") : null, part === letters[0] ? h("mi", null, part) : h("mn", null, part)])));
 }
 
 /** Which axis of a factor runs through the terms. */

@@ -16,7 +16,7 @@ export const first = () => ({
   stack: 0, // which map
   position: /** @type {number|null} */ (null), // null: the last
   row: /** @type {number|null} */ (null), // null: the last row of the map
-  layer: 0,
+  layer: /** @type {number|null} */ (null), // null: that of the row
   head: /** @type {number|null} */ (null), // null: all heads together
   kind: "self", // self or cross attention
   value: /** @type {string|null} */ (null), // the value whose matrix is shown

@@ -8,7 +8,7 @@ import { css, diverging, sequential } from "./colors.js";
 import { brief, exact, fill, h, percent, visible } from "./dom.js";
 import { makeGrid } from "./grid.js";
 import { CanvasPaint, SvgPaint, pixels } from "./paint.js";
-import { app, attention, go, keysOf, layerIndex, piecesOf, position, redraw, rowsOf, show, stack, valueNamed } from "./store.js";
+import { app, attention, go, keysOf, layerIndex, piecesOf, position, redraw, rowIndex, rowsOf, show, stack, valueNamed } from "./store.js";
 import { t } from "./text.js";
 
 const WINDOW = 256; // rows of a picture at most; more are said to be left out
@@ -39,6 +39,7 @@ export function stepViews() {
       shown.next();
       return true;
     },
+    resized: redraw,
     hover: (text) => {
       document.getElementById("step-note").textContent = text;
     },
@@ -95,7 +96,7 @@ function present() {
 function titleOf(head) {
   if (app.state.value === "tokens") return t("token.title", { n: position() });
   if (head) return t("steps.head", { layer: layerIndex(), head: head.head, kind: t(`kind.${head.attn.kind}`) });
-  return t("steps.value", { name: app.state.value ?? "" });
+  return t("steps.value", { name: valueName() ?? "" });
 }
 
 /** Everything the layer makes, in order; and what comes before and after all layers. */
@@ -141,7 +142,7 @@ function valueButtons(layer) {
     h(
       "details",
       { id: "all-values" },
-      h("summary", null, t("values.title", { layer, n: inside.length })),
+      h("summary", null, path ? t("values.title", { layer, n: inside.length }) : t("values.all", { n: inside.length })),
       h("div", { class: "values" }, inside.map(button)),
       around.length > 0 && h("p", { class: "soft small" }, t("values.around")),
       h("div", { class: "values" }, around.map(button)),
@@ -268,7 +269,7 @@ function headPicture(attn, head, shared, from, [scores, weights, queries, keys])
     const three = width >= 420 && columns <= 64;
     const count = three ? 3 : columns <= 96 ? 2 : 1;
     const label = rows <= 24 && width > 560 ? 64 : 8;
-    const side = Math.max(0.25, Math.min(22, (width - label - gap * (count - 1)) / count / columns, 420 / rows));
+    const side = Math.max(0.25, Math.min(22, (width - 8 - label - gap * (count - 1)) / count / columns, 420 / rows));
     const parts = count === 3 ? ["scores", "mask", "weights"] : count === 2 ? ["scores", "weights"] : [part];
     const y = 24;
     const pictures = parts.map((name, k) => ({ part: name, x: label + k * (side * columns + gap), y }));
@@ -292,7 +293,7 @@ function headPicture(attn, head, shared, from, [scores, weights, queries, keys])
         const step = picture.part === "mask" ? t("step.mask") : t("step.softmax");
         paint.text(`${step} →`, picture.x - layout.gap / 2, picture.y + high / 2, { size: 11, fill: theme.soft, width: layout.gap - 4 });
       }
-      paintMatrix(paint, picture, layout.side, rows, columns, (i, j) => colorOf(picture.part, i, j), masked);
+      paintMatrix(paint, picture, layout.side, rows, columns, (i, j) => colorOf(picture.part, i, j), picture.part === "scores" ? null : masked);
       paint.rect(picture.x - 0.5, picture.y - 0.5, wide + 1, high + 1, { stroke: theme.line });
       paint.rect(picture.x - 1, picture.y + row * layout.side - 1, wide + 2, layout.side + 2, { stroke: theme.accent, strokeWidth: 1 });
       paint.rect(picture.x + column * layout.side - 0.5, picture.y + row * layout.side - 0.5, layout.side + 1, layout.side + 1, { stroke: theme.ink, strokeWidth: chosen ? 2.5 : 1.5 });
@@ -444,7 +445,7 @@ function paintMatrix(paint, { x, y }, side, rows, columns, colorOf, hatched) {
 
 function wantValue() {
   const { trace, state } = app;
-  const name = state.value ?? (openHead() ? null : valueNamed(rowsOf(stack())[0]?.name)?.name) ?? api.manifest.values.at(-1)?.name;
+  const name = valueName();
   const value = name ? valueNamed(name) : null;
   if (!value) return null;
   const dims = value.shape.length;
@@ -454,6 +455,9 @@ function wantValue() {
   const spec = [...lead, ...(dims >= 2 ? [`${from}:${to}`] : []), ...(dims >= 1 ? [":"] : [])].join(",");
   return { key: `${trace.id}|${name}|${spec}`, slices: [{ name, spec }], make: ([tensor]) => valuePicture(value, lead, from, tensor) };
 }
+
+/** The value whose matrix is shown. */
+const valueName = () => app.state.value ?? rowsOf(stack())[rowIndex()]?.name ?? api.manifest.values.at(-1)?.name;
 
 const sizeOf = (size) => {
   if (typeof size === "number") return size;
@@ -505,7 +509,7 @@ function valuePicture(value, lead, from, tensor) {
       paintValue(paint, wide);
       return paint.toString();
     },
-    below: () => [leadPickers(value, lead), h("p", { class: "soft small" }, t("values.legend", { op: value.op, axes: value.axes.join(" × "), shape: [...lead, rows, columns].join(" × "), limit: brief(limit).slice(1) })), self.rowsCut()],
+    below: () => [leadPickers(value, lead), h("p", { class: "soft small" }, t("values.legend", { op: value.op, axes: value.axes.join(" × "), shape: [...lead.map((i) => `[${i}]`), rows, columns].join(" × "), limit: brief(limit).slice(1) })), self.rowsCut()],
     rowsCut: () => (rows && from + rows < sizeOf(value.shape.at(-2)) ? h("p", { class: "soft small" }, t("steps.part", { from, to: from + rows - 1, n: sizeOf(value.shape.at(-2)) })) : null),
     csv: () => [[down || "row", across || "column", "value"], ...Array.from(tensor.data, (x, k) => [Math.floor(k / columns) + from, k % columns, exact(x)])],
   };

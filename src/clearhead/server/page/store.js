@@ -73,11 +73,12 @@ export function readAddress() {
 async function ask() {
   const { state } = app;
   const edits = active(state.edits);
+  const select = state.stack === 0 ? state.position : null;
   const plain = { ...(state.ids ? { ids: state.ids } : { text: state.text }), source: state.source || undefined };
   app.stale = true;
   redraw();
   try {
-    const answer = await api.trace({ ...plain, edits, select: state.position });
+    const answer = await api.trace({ ...plain, edits, select });
     if (!answer) return; // a newer question is on its way
     app.trace = answer;
     app.error = "";
@@ -85,7 +86,7 @@ async function ask() {
     app.lines = null;
     if (edits.length === 0) app.baseline = answer;
     else if (!app.baseline || app.baseline.plain !== JSON.stringify(plain)) {
-      const baseline = await api.trace({ ...plain, edits: [], select: state.position }, { quiet: true });
+      const baseline = await api.trace({ ...plain, edits: [], select }, { quiet: true });
       if (baseline && question(app.state) === question(state)) app.baseline = baseline;
     }
     if (app.baseline && edits.length === 0) app.baseline.plain = JSON.stringify(plain);
@@ -117,6 +118,43 @@ export function start() {
   redraw();
 }
 
+/** Which experts each token went to, layer by layer: (expert, weight) pairs. */
+export function expertsOf(path) {
+  const key = `${app.trace.id}|${path}`;
+  if (!routes.has(key)) {
+    routes.set(key, null);
+    if (routes.size > 200) routes.delete(routes.keys().next().value);
+    const names = [`${path}.chosen`, `${path}.weights`];
+    if (names.every((name) => byName.has(name))) {
+      Promise.all(names.map((name) => api.slice(app.trace.id, name, "0,:,:"))).then(([chosen, weights]) => {
+        const k = chosen.shape.at(-1);
+        const rows = Array.from({ length: chosen.data.length / k }, (_, i) =>
+          Array.from({ length: k }, (_, r) => [chosen.data[i * k + r], weights.data[i * k + r]]),
+        );
+        routes.set(key, rows);
+        redraw();
+      }, () => {});
+    }
+  }
+  return routes.get(key);
+}
+const routes = new Map();
+
+/** The length of each token's vector in a value of a foreign module, from the vectors themselves. */
+export function lengthsOf(name) {
+  const key = `${app.trace.id}|${name}|length`;
+  if (!routes.has(key)) {
+    routes.set(key, null);
+    api.slice(app.trace.id, name, "0,:,:").then((tensor) => {
+      const width = tensor.shape.at(-1);
+      const square = (i) => tensor.data.subarray(i * width, (i + 1) * width).reduce((sum, x) => sum + x * x, 0);
+      routes.set(key, Float64Array.from({ length: tensor.data.length / width }, (_, i) => Math.sqrt(square(i))));
+      redraw();
+    }, () => {});
+  }
+  return routes.get(key);
+}
+
 let asked = "";
 
 /** The attention rows of a position other than the one the trace was asked for. */
@@ -143,8 +181,18 @@ async function fetchLines() {
 
 // ---------------------------------------------------------------- what follows from the state
 
+/** A foreign module has no stacks: its map is a row for each value that has one vector per token. */
+const foreign = {
+  name: "module",
+  causal: false,
+  foreign: true,
+  layers: [],
+  values: (manifest?.values ?? []).filter((value) => value.axes.length === 3 && value.axes[1] === "T"),
+};
+export const stacks = manifest?.stacks.length ? manifest.stacks : [foreign];
+
 /** The stack whose map is selected: 0 is the one that speaks. */
-export const stackAt = (i) => manifest.stacks[manifest.stacks.length - 1 - i];
+export const stackAt = (i) => stacks[stacks.length - 1 - i];
 export const stack = () => stackAt(app.state.stack) ?? stackAt(0);
 
 /** Pieces under a stack's map: the encoder of an encoder-decoder reads the source. */
@@ -155,7 +203,7 @@ export function piecesOf(one) {
 
 /** The rows of a stack's map, from the embedding to the output. */
 export function rowsOf(one) {
-  if (!one) return [];
+  if (one.foreign) return one.values.map((value) => ({ name: value.name, label: value.name, layer: null, added: value.name }));
   const rows = [{ name: one.start, label: "start", layer: null, added: null }];
   one.layers.forEach((layer, i) => {
     for (const row of layer.rows) rows.push({ ...row, layer: i });
@@ -175,8 +223,11 @@ export function rowIndex() {
   return Math.min(app.state.row ?? last, last);
 }
 
-/** The layer that is open. */
-export const layerIndex = () => Math.max(0, Math.min(app.state.layer, (stack()?.layers.length ?? 1) - 1));
+/** The layer that is open: the one that was chosen, else that of the selected row. */
+export function layerIndex() {
+  const there = app.state.layer ?? rowsOf(stack())[rowIndex()]?.layer ?? 0;
+  return Math.max(0, Math.min(there, (stack()?.layers.length ?? 1) - 1));
+}
 
 /** The attention of the open layer, self or cross. */
 export function attention(layer = layerIndex()) {
@@ -195,9 +246,7 @@ export function select(row, at, quietly = false) {
   const rows = rowsOf(stack());
   const patch = { row: row === rows.length - 1 ? null : row };
   patch.position = at === piecesOf(stack()).length - 1 ? null : at;
-  const layer = rows[row]?.layer;
-  if (layer !== null && layer !== undefined && layer !== app.state.layer) patch.layer = layer;
-  go(patch, quietly);
+  go({ ...patch, layer: null }, quietly);
 }
 
 /** Show a number. Walking on from another one leaves a trail. */
