@@ -159,6 +159,16 @@ function outwards() {
 function listen() {
   at("text").addEventListener("input", (event) => go({ text: event.target.value, ids: null, position: null, row: null, cell: null, trail: [] }, true));
   at("source").addEventListener("input", (event) => go({ source: event.target.value, cell: null, trail: [] }, true));
+  at("take").addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !at("take").open) return;
+    at("take").open = false;
+    at("take").querySelector("summary").focus();
+    event.preventDefault();
+  });
+  addEventListener("click", (event) => {
+    const inside = event.target instanceof Node && at("take").contains(event.target);
+    if (!inside || event.target.closest?.("#take-list")) at("take").open = false;
+  });
   addEventListener("keydown", onKey);
   addEventListener("popstate", readAddress);
   addEventListener("resize", redraw);

@@ -65,7 +65,7 @@ function place(i, seen) {
   const pieces = piecesOf(one);
   const scroller = document.getElementById(`map-${i}`)?.parentElement;
   const narrow = seen < 560;
-  const left = narrow ? 84 : 168;
+  const left = narrow ? 92 : 168;
   const room = seen - left - 10;
   const selected = app.state.stack === i ? position() : pieces.length - 1;
   const even = room / Math.max(1, pieces.length);

@@ -55,6 +55,10 @@ export function drawNumber() {
   }
   const { cell } = kept;
   if (!cell) return;
+  if (cell.unknown) {
+    title.textContent = `${t("number.title")}: ${brief(cell.value)}`;
+    return fill(host, place(wanted), h("p", { id: "recorded" }, exact(cell.value)), h("p", { class: "soft" }, cell.unknown), tools(wanted));
+  }
   title.textContent = `${t("number.title")}: ${brief(cell.value)}`;
   fill(
     host,
@@ -69,7 +73,7 @@ export function drawNumber() {
 }
 
 const place = ({ name, index }) =>
-  h("p", { class: "place" }, h("code", { id: "cell-name" }, `${name}[${index.join(", ")}]`), app.state.trail.length > 0 && h("button", { type: "button", class: "small", id: "forward", onclick: forward }, t("number.forward")));
+  h("p", { class: "place" }, h("code", { id: "cell-name" }, `${name}[${index.join(", ")}]`), h("span", { class: "row" }, app.state.trail.length > 0 && h("button", { type: "button", class: "small", id: "forward", onclick: forward }, t("number.forward")), h("button", { type: "button", class: "small", id: "number-close", "aria-label": t("number.close"), onclick: () => go({ cell: null, trail: [] }) }, "×")));
 
 /** Back to the number this one was a factor of. */
 export function forward() {

@@ -482,6 +482,7 @@ function valuePicture(value, lead, from, tensor) {
     at: () => {
       const { cell } = app.state;
       if (cell?.name === value.name) at = [(cell.index.at(-2) ?? 0) - from, cell.index.at(-1) ?? 0];
+      else if (down === "T") at = [position() - from, at[1]];
       return [Math.max(0, Math.min(rows - 1, at[0])), Math.max(0, Math.min(columns - 1, at[1]))];
     },
     describe: (i, j) => `${value.name} [${indexOf(i, j).join(", ")}], ${rowWord(i)}: ${exact(tensor.data[i * columns + j])}`,
