@@ -20,7 +20,7 @@ FILES = {
     "published": """course mapping quirks families families_experts families_encoders storage weights layout
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
-    "training": "objectives optim recipe durable checkpoint run_folder data evaluate report loop demo",
+    "training": "objectives optim recipe durable checkpoint run_folder data evaluate report probe loop demo",
     "inspector": "record trace provenance spelling manifest views passes",
     "server": "wire session export guard app look",
 }

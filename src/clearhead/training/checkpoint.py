@@ -49,10 +49,24 @@ def save_checkpoint(
     same step is replaced. ValueError: fewer than two to keep, or something that a checkpoint cannot hold.
     OSError: the disk refused; the message names path and size, and every earlier checkpoint is as it was.
     """
-    if step < 0:
-        raise ValueError(f"step={step} must be 0 or more")
     if keep < 2:
         raise ValueError(f"keep={keep} must be at least 2, so that a damaged checkpoint leaves a good one")
+    final = Path(run) / "checkpoints" / f"step-{step:08d}"
+    write_checkpoint(final, step, model, optimizer, state)
+    _prune(Path(run), step, keep)
+    return final
+
+
+def write_checkpoint(
+    final: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    state: dict[str, Any] | None = None,
+) -> None:
+    """Write one checkpoint as the folder `final`, wherever that is; the errors are `save_checkpoint`'s."""
+    if step < 0:
+        raise ValueError(f"step={step} must be 0 or more")
     if state is not None and state.get("step", step) != step:
         raise ValueError(f"state['step'] is {state['step']}, but the checkpoint is of step {step}")
     weights, tied = _model_tensors(model)
@@ -63,8 +77,6 @@ def save_checkpoint(
     if optimizer is not None:
         files[OPTIMIZER] = partial(_write_tensors, moments)
     files[STATE] = lambda path: path.write_bytes(text)
-
-    final = Path(run) / "checkpoints" / f"step-{step:08d}"
     try:
         write_folder(final, files)
     except (OSError, SafetensorError) as error:
@@ -72,8 +84,6 @@ def save_checkpoint(
         code, reason = _errno_of(error), getattr(error, "strerror", None) or error
         message = f"{final} ({size:,} bytes) could not be written: {reason}; earlier checkpoints are intact"
         raise OSError(code, message) from error
-    _prune(Path(run), step, keep)
-    return final
 
 
 def load_checkpoint(
@@ -105,10 +115,22 @@ def load_checkpoint(
 
 def checkpoints(run: str | Path) -> list[Path]:
     """List the checkpoints of `run`, newest first, intact or not."""
-    folder = Path(run) / "checkpoints"
-    found = folder.iterdir() if folder.is_dir() else ()
+    return steps_in(Path(run) / "checkpoints")
+
+
+def steps_in(folder: Path) -> list[Path]:
+    """List the folders step-00001200 and so on in a folder, the last step first."""
+    try:
+        found = list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     steps = [path for path in found if re.fullmatch(r"step-\d{8,}", path.name) and path.is_dir()]
-    return sorted(steps, key=_step_of, reverse=True)
+    return sorted(steps, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """The step that the name of a checkpoint says."""
+    return int(path.name.rpartition("-")[2])
 
 
 def verify_checkpoint(path: str | Path) -> list[str]:
@@ -208,7 +230,7 @@ def _errno_of(error: Exception) -> int:
 def _prune(run: Path, step: int, keep: int) -> None:
     kept = 0
     for path in checkpoints(run):
-        if _step_of(path) > step:
+        if step_of(path) > step:
             logger.warning("%s is newer than step %d, just saved, and is loaded first", path, step)
         elif kept == keep:
             remove_folder(path)
@@ -308,13 +330,9 @@ def _state_for(path: Path, saved: Any, model: nn.Module, optimizer: Optimizer) -
 def _candidates(run: Path) -> list[Path]:
     """The checkpoints, newest first, with any that a killed save had set aside and not yet replaced."""
     found = checkpoints(run)
-    steps = {_step_of(path) for path in found}
+    steps = {step_of(path) for path in found}
     aside = (run / "checkpoints").glob(f"{ASIDE}step-*")
-    return sorted([*found, *(p for p in aside if _step_of(p) not in steps)], key=_step_of, reverse=True)
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
+    return sorted([*found, *(p for p in aside if step_of(p) not in steps)], key=step_of, reverse=True)
 
 
 def _same_names(complaint: str, stored: set[str], wanted: set[str]) -> None:

@@ -33,6 +33,7 @@ from clearhead.training.data import PreparedData, prepare_data
 from clearhead.training.evaluate import evaluate
 from clearhead.training.objectives import token_loss
 from clearhead.training.optim import SCHEDULES, AdamW, clip_gradients, parameter_groups
+from clearhead.training.probe import Probes
 from clearhead.training.recipe import Recipe, TrainConfig, differences, with_vocabulary
 from clearhead.training.report import Watcher
 from clearhead.training.run_folder import RunFolder
@@ -108,6 +109,8 @@ class Trainer:
             seen = "a CUDA GPU is there" if self.device.type == "cuda" else "no CUDA GPU is there"
             self.note(f"device=auto: {self.device.type}, {seen}")
         self.model = Transformer(recipe.model, seed=self.settings.seed).to(self.device)
+        if self.settings.probes:
+            self.watchers = [*watchers, Probes(self.model, self.settings.probes, self.note)]
         self.optimizer = make_optimizer(self.model, self.settings)
         self.batches = Batches(
             data.train,
@@ -461,7 +464,7 @@ def _same_recipe(new: Recipe, run: RunFolder) -> Recipe:
             f"{run.path} was started with {was}{became} and stays with it, got {now}; "
             "leave it as it was, or start a new run in another folder"
         )
-    free = {name: getattr(new.train, name) for name in ("on_nonfinite", "max_skips")}
+    free = {name: getattr(new.train, name) for name in ("on_nonfinite", "max_skips", "probes")}
     old = replace(old, train=replace(old.train, **free))
     fixed = replace(new.train, steps=old.train.steps, minutes=None, tokens=None)
     model = new.model.replace(vocab_size=old.model.vocab_size)

@@ -78,6 +78,7 @@ class TrainConfig:
     sample_tokens: int = 64
     save_every: int = 500  # steps between two checkpoints
     keep: int = 2  # checkpoints kept
+    probes: int = 12  # steps whose weights are kept for `clearhead look` to go through; 0: none
 
     def __post_init__(self) -> None:
         check_field_types(self)
@@ -106,6 +107,8 @@ class TrainConfig:
             raise ValueError(
                 f"keep={self.keep} must be at least 2, so that one good checkpoint is always left"
             )
+        if not 0 <= self.probes <= 30:
+            raise ValueError(f"probes={self.probes} must be between 0 and 30: each is a copy of the weights")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup={self.warmup} is a share of the steps, at least 0 and below 1")
         if not 0 < self.embed_lr_scale < math.inf:

@@ -60,7 +60,8 @@ class JsonLines(Watcher):
 
     def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
         keep_lines_before(run.metrics_file, first_step)
-        self.file = run.metrics_file.open("a", encoding="utf-8")
+        # line by line, so that whoever looks at the run sees every step when it is done
+        self.file = run.metrics_file.open("a", encoding="utf-8", buffering=1)
 
     def on_step(self, step: int, metrics: dict[str, Any]) -> None:
         self._write({"step": step, **plain(metrics)})

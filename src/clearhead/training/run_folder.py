@@ -4,7 +4,7 @@ recipe.toml      every choice, filled in       metrics.jsonl   one line per step
 model.json       the model's config            loss.png        the curves
 tokenizer.json   the vocabulary                samples.txt     what the model wrote along the way
 budget.json      what was asked for: steps...  data/           token shards, unless they were given
-checkpoints/     step-00001200/ ...
+checkpoints/     step-00001200/ ...                  probes/         weights along the way, for looking at
 """
 
 import json
@@ -41,6 +41,7 @@ class RunFolder:
         self.samples_file = self.path / "samples.txt"
         self.data = self.path / "data"
         self.checkpoints = self.path / "checkpoints"
+        self.probes = self.path / "probes"
 
     def exists(self) -> bool:
         """Whether a run was started here."""
