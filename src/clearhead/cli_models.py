@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from clearhead.model.transformer import Transformer
     from clearhead.published.selfcheck import Row
+    from clearhead.server.run_view import RunView
     from clearhead.text.foreign import AnyTokenizer
 
 Kind = Literal["cosine", "dot", "euclidean", "manhattan", "chebyshev"]
@@ -58,6 +59,15 @@ def open_model(
             "--download a name on the Hugging Face Hub"
         )
     return load(place, dtype=dtype, device=find_device(device), download=download)
+
+
+def open_run(place: str | Path, device: str) -> "RunView | None":
+    """The run at a place, with all the steps whose weights it has kept; None if it holds no run."""
+    from clearhead.server.run_view import RunView
+    from clearhead.training.loop import find_device
+    from clearhead.training.run_folder import RunFolder
+
+    return RunView(place, find_device(device)) if str(place).strip() and RunFolder(place).exists() else None
 
 
 def open_speaker(place: str | Path, device: str, download: bool) -> "tuple[Transformer, AnyTokenizer]":
@@ -324,9 +334,11 @@ def look(
 
     check_place(host, key)
     port = free_port(host) if port is None else port
-    model, tokenizer = open_model(place, device, download)
+    run = open_run(place, device)
+    model, tokenizer = open_model(place, device, download) if run is None else (run.model, run.tokenizer)
+    text = run.text() if run is not None and text is None else text
     name = Path(place).resolve().name if Path(place).exists() else place
-    seen = prepare(model, tokenizer, text, source=source, name=name, host=host, port=port, key=key)
+    seen = prepare(model, tokenizer, text, source=source, name=name, host=host, port=port, key=key, run=run)
     print(f"{name} is at {seen.url}{'' if key is None else '?key=...'} (Ctrl-C ends)", flush=True)
     if open:
         webbrowser.open(seen.url if key is None else f"{seen.url}?key={key}")

@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +55,7 @@ class Question:
     source: tuple[int, ...] | None = None
     edits: tuple[Edit, ...] = ()
     edit_key: str = ""  # says the edits as text
+    step: int | None = None  # of a run: after how many steps of its training
 
 
 class Look(NamedTuple):
@@ -144,11 +145,14 @@ class Harvest(Recorder):
 class Passes:
     """Runs one model and keeps what a page may ask about. Not for two threads at once.
 
-    `example`: a question the model can answer; from its trace the outline of the model is drawn.
+    `example`: a question the model can answer; from its trace the outline of the model is drawn. `weights`:
+    of a run, gives the model the weights of a step and returns their hash.
     """
 
-    def __init__(self, model: nn.Module, example: Question) -> None:
-        self.model = model
+    def __init__(
+        self, model: nn.Module, example: Question, weights: Callable[[int], str] | None = None
+    ) -> None:
+        self.model, self.weights = model, weights
         self.modules = list(model.modules())
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.version = _digest(model)
@@ -190,17 +194,26 @@ class Passes:
         `stop` is called between the layers and may raise. With edits the unedited pass is made whole first,
         so that both were worked out in the same way and a difference between them is the edits'.
         """
+        self._go_to(question.step)
         number = self.identify(question)
         found = self.kept.get(number)
         if found is None:
             if question.edits:
-                self._fresh(Question(question.ids, question.source), stop)
+                self._fresh(replace(question, edits=(), edit_key=""), stop)
             began = time.perf_counter()
             with self._running(stop):
                 found = self._longer(number, question) or self._new(number, question)
             found.seconds = time.perf_counter() - began
         self._keep(found)
         return found
+
+    def _go_to(self, step: int | None) -> None:
+        """Give the model the weights of this step of its training."""
+        if self.weights is None or step is None:
+            return
+        version = self.weights(step)
+        if version != self.version:
+            self.version, self.latest, self.cache, self.filled = version, None, None, 0
 
     def _fresh(self, question: Question, stop: Stop) -> None:
         """Make the pass of a question of all tokens at once, unless it is there."""
@@ -214,7 +227,10 @@ class Passes:
         """The pass with this number, run again if it was dropped; KeyError if nobody asked for it."""
         if number not in self.asked:
             raise KeyError(f"there is no trace {number[:40]!r}; ask for one with its text")
-        return self.run(self.asked[number])
+        found = self.run(self.asked[number])
+        if found.id != number:
+            raise KeyError(f"the weights behind trace {number!r:.40} were replaced; ask again with its text")
+        return found
 
     def whole(self, found: Pass) -> Pass:
         """The same pass with all its values, and what it says taken from them; a long one stays as it is.

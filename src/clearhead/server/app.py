@@ -201,6 +201,8 @@ def add_values(app: FastAPI, session: Session) -> None:
         asked = dict(request.query_params)
 
         def work() -> bytes:
+            if asked.get("trace"):
+                session.passes.find(asked["trace"])  # of a run: the weights of the step of that trace
             if name not in session.passes.outline.parameters:
                 raise KeyError(f"{name[:80]!r} is no parameter of this model")
             return slice_bytes(session.passes.outline.parameters[name], name, asked, session)

@@ -19,6 +19,8 @@ from torch import nn
 
 from clearhead.server.app import create_app
 from clearhead.server.guard import Patience
+from clearhead.server.run_view import RunView
+from clearhead.server.runs import add_run
 from clearhead.server.session import Session
 from clearhead.text.foreign import AnyTokenizer
 
@@ -106,17 +108,21 @@ def prepare(
     port: int = 0,
     key: str | None = None,
     framed: bool = False,
+    run: RunView | None = None,
 ) -> Looking:
-    """The same, listening but not yet serving."""
+    """The same, listening but not yet serving. `run`: the run whose steps the page goes through."""
     check_place(host, key)
     sock = listen(host, port)
     try:
-        session = Session(model, tokenizer, text, source, name)
+        session = Session(model, tokenizer, text, source, name, run)
     except BaseException:
         sock.close()
         raise
+    app = create_app(session, key=key, framed=framed)
+    if run is not None:
+        add_run(app, session, run)
     config = uvicorn.Config(
-        create_app(session, key=key, framed=framed),
+        app,
         http=Patience,
         ws="none",
         access_log=False,

@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -29,6 +29,7 @@ from clearhead.inspector.record import Edit
 from clearhead.inspector.spelling import Speller, piece_dicts
 from clearhead.inspector.views import manifest, map_rows, mean_scores
 from clearhead.model.transformer import Transformer
+from clearhead.server.run_view import RunView
 from clearhead.server.wire import to_bytes
 from clearhead.text.foreign import AnyTokenizer
 
@@ -71,8 +72,9 @@ class Session:
         text: str | None = None,
         source: str | None = None,
         name: str = "model",
+        run: RunView | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.name = model, tokenizer, name
+        self.model, self.tokenizer, self.name, self.run = model, tokenizer, name, run
         self.speller = Speller(tokenizer)
         self.config = model.config if isinstance(model, Transformer) else None
         self.max_len = LONGEST_FOREIGN if self.config is None else self.config.max_len
@@ -96,7 +98,7 @@ class Session:
         example = self.question(
             {"text": self.text, "source": self.source} if self.two_sided else {"text": self.text}
         )
-        self.passes = Passes(self.model, example)
+        self.passes = Passes(self.model, example, None if self.run is None else self.run.put)
         outline = self.passes.outline
         operations: dict[str, tuple[str, list[str]]] = {}
         for value_name, value in outline.values.items():
@@ -207,7 +209,15 @@ class Session:
         """The question of a request. Raises ValueError for one that cannot be answered."""
         read, source = self._read_both(body)
         edits, key = self._read_edits(body.get("edits") or [])
-        return Question(read.ids, None if source is None else source.ids, edits, key)
+        return Question(read.ids, None if source is None else source.ids, edits, key, self._step(body))
+
+    def _step(self, body: dict[str, Any]) -> int | None:
+        """The step of the training whose weights are asked for; of a run the newest, if none is named."""
+        if self.run is not None:
+            return self.run.step(body.get("step"))
+        if body.get("step") is not None:
+            raise ValueError("this model is not a run of clearhead train; it has no steps to go back to")
+        return None
 
     def _read_edits(self, edits: object) -> tuple[tuple[Edit, ...], str]:
         if not isinstance(edits, list) or len(edits) > MOST_EDITS:
@@ -288,6 +298,7 @@ class Session:
             "delta": "" if found.delta is None else f"{found.delta:.3g}",
             "head": self.manifest["head"],
             "select": str(position),
+            "step": "" if found.question.step is None else str(found.question.step),
             "length": str(found.length),
             "rows": [] if main is None else map_rows(main),
             "ids": list(found.question.ids),
@@ -374,6 +385,7 @@ class Session:
             "trace": {"data": base64.b64encode(self.first).decode("ascii")},
             "text": self.text,
             "source": self.source,
+            "run": None if self.run is None else self.run.run.path.resolve().name,
         }
 
     # ---------------------------------------------------------------------------------------- generating
@@ -398,7 +410,7 @@ class Session:
         banned, ends = rules.special.banned, rules.special.ends or ()
 
         def step(made: int) -> dict[str, Any]:
-            found = self.passes.run(Question(tuple(ids), question.source))
+            found = self.passes.run(replace(question, ids=tuple(ids)))
             logits = found.output[-1:]
             check_finite(logits, made + 1)
             allowed = leave_out(logits, banned)
