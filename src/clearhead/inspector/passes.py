@@ -277,7 +277,7 @@ class Passes:
         """Where one position looks: its row of an attention's weights."""
         row = found.heads[look.path].row(position)
         if row is not None:
-            return row
+            return row if look.cross or look.stack != self.main_name else row[:, : found.length]
         if found is not self.latest or look.stack != self.main_name:
             return self.value(found, f"{look.path}.weights")[0, :, position]
         if self.glanced is None or self.glanced[:2] != (found.id, position):
@@ -289,11 +289,10 @@ class Passes:
 
     @contextmanager
     def _running(self, stop: Stop) -> Iterator[None]:
-        """No dropout, no gradients, and a look at `stop` before every block."""
+        """No dropout, no gradients, and a look at `stop` after every block."""
         with ExitStack() as hooks:
             for block in self.blocks:
-                handle = block.register_forward_pre_hook(lambda module, args: stop())
-                hooks.callback(handle.remove)
+                hooks.callback(block.register_forward_hook(lambda module, args, output: stop()).remove)
             hooks.enter_context(evaluating(self.modules))
             hooks.enter_context(torch.no_grad())
             yield

@@ -41,6 +41,7 @@ LONGEST_FOREIGN = 4_096  # tokens of a model that does not say how many it takes
 MOST_NEW_TOKENS = 1_024
 MOST_EDITS = 64
 MOST_WAITING = 64  # requests
+SAYING = ("lm", "masked", "sequence", "token", "span")  # heads whose output is logits
 WORDS = 100  # of the likeliest next tokens, sent with a summary
 ALTERNATIVES = 10
 
@@ -273,7 +274,13 @@ class Session:
         stop()
         began = time.perf_counter()
         read, source = self._read_both(body)
-        found = self.passes.run(self.question(body), stop)
+        question = self.question(body)
+        try:
+            found = self.passes.run(question, stop)
+        except (RuntimeError, IndexError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or "memory" in str(error):
+                raise MemoryError("the memory does not suffice for this text; make it shorter") from None
+            raise ValueError(f"the model cannot take this text: {str(error).splitlines()[0]:.200}") from None
         return self.summary(found, body.get("select"), read, source, time.perf_counter() - began)
 
     def summary(
@@ -350,7 +357,10 @@ class Session:
             tensors[names[prefix]] = torch.stack(padded)
         if found.output.is_floating_point() and found.output.dim() in (1, 2):
             per_position = found.output.dim() == 2 and len(found.output) == found.length
-            tensors["logits"] = (found.output[position] if per_position else found.output).float()
+            says = self.manifest["head"] in SAYING
+            tensors["logits" if says else "output"] = (
+                found.output[position] if per_position else found.output
+            ).float()
         return tensors
 
     def _words(self, found: Pass, logits: Tensor | None, with_lens: bool = True) -> dict[int, str]:
@@ -464,7 +474,12 @@ class Session:
                 raise ValueError(f"sampling.{key}={value!r:.20} should be a number")
         if values.get("temperature", 0) == 0:  # sliders without an effect are no mistake on a page
             values = {key: value for key, value in values.items() if key not in ("top_k", "top_p", "min_p")}
-        return Sampling(**values)
+        whole = ("top_k", "seed")
+        try:
+            chosen: dict[str, Any] = {k: v if k in whole else float(v) for k, v in values.items()}
+            return Sampling(**chosen)
+        except OverflowError:
+            raise ValueError("sampling takes numbers of an ordinary size") from None
 
 
 def _operands(cell: Cell) -> list[str]:
