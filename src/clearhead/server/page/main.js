@@ -14,6 +14,7 @@ import { app, go, layerIndex, manifest, onDraw, piecesOf, position, readAddress,
 import { drawSteps, openHead, stepViews } from "./steps.js";
 import { drawTakeaway, openKeys, openTable } from "./takeaway.js";
 import { languages, setLanguage, t } from "./text.js";
+import { drawTrain, trainViews } from "./train.js";
 import { visible } from "./dom.js";
 
 const at = (id) => document.getElementById(id);
@@ -182,7 +183,8 @@ if (manifest) {
   mapViews();
   headViews();
   stepViews();
-  for (const view of [drawHeader, () => setTheme(), drawMaps, drawNext, drawHeads, drawSteps, drawNumber, drawEdits, drawTakeaway, drawGuide]) onDraw(view);
+  trainViews();
+  for (const view of [drawHeader, () => setTheme(), drawMaps, drawNext, drawHeads, drawSteps, drawNumber, drawEdits, drawTakeaway, drawGuide, drawTrain]) onDraw(view);
   listen();
   start();
   setTheme();

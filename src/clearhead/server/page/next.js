@@ -184,7 +184,7 @@ async function speak() {
   const ids = [...start];
   let text = written(app.trace.pieces);
   try {
-    const request = { ids: start, source: app.state.source || undefined, sampling: settings, n: 20 };
+    const request = { ids: start, source: app.state.source || undefined, step: app.trace.step ?? undefined, sampling: settings, n: 20 };
     for await (const event of api.generate(request, writing.signal)) {
       if (event.error) throw new Error(event.error);
       if (event.id === undefined) continue;

@@ -28,6 +28,9 @@ export const first = () => ({
   paint: "p", // what the colour of the map's cells says
   wide: false, // columns wide enough for words, whatever the length
   guide: 0, // the question of the guided path; 0: none
+  step: /** @type {number|null} */ (null), // of a run: the step whose weights are shown; null: the newest
+  time: false, // of a run: whether the text is shown at every step
+  score: "induction", // of a run: the score of the heads that is shown over time
   lang: "", // "": the browser's
   theme: "", // "": the system's
 });
@@ -50,6 +53,9 @@ const FIELDS = [
   ["paint", "paint", text()],
   ["wide", "wide", { write: () => "1", read: () => true }],
   ["q", "guide", number()],
+  ["step", "step", number()],
+  ["time", "time", { write: () => "1", read: () => true }],
+  ["score", "score", text()],
   ["lang", "lang", text()],
   ["theme", "theme", text()],
 ];

@@ -39,7 +39,7 @@ export function redraw() {
 }
 
 /** What the model has to be asked again for. */
-const question = (state) => JSON.stringify([state.text, state.ids, state.source, active(state.edits)]);
+const question = (state) => JSON.stringify([state.text, state.ids, state.source, state.step, active(state.edits)]);
 const active = (edits) => edits.filter((edit) => edit.on).map(({ on, ...edit }) => edit);
 
 /**
@@ -70,11 +70,11 @@ export function readAddress() {
 }
 
 /** Run the model on the state's text. What is on screen is marked stale until the answer is there. */
-async function ask() {
+export async function ask() {
   const { state } = app;
   const edits = active(state.edits);
   const select = state.stack === 0 ? state.position : null;
-  const plain = { ...(state.ids ? { ids: state.ids } : { text: state.text }), source: state.source || undefined };
+  const plain = { ...(state.ids ? { ids: state.ids } : { text: state.text }), source: state.source || undefined, step: state.step ?? undefined };
   app.stale = true;
   redraw();
   try {
@@ -110,7 +110,7 @@ export function start() {
     state.source = api.firstRequest.source;
   }
   const same = state.text === api.firstRequest.text && state.source === api.firstRequest.source && !state.ids;
-  if (given && (empty || same) && active(state.edits).length === 0) {
+  if (given && (empty || same) && state.step === null && active(state.edits).length === 0) {
     app.trace = given;
     app.baseline = given;
     fetchLines();

@@ -1,0 +1,422 @@
+/**
+ * A run: its curves and samples as they stand in its log, and one sentence at every step whose weights were
+ * kept. The scrubber chooses the step; every other view of the page is then of that step.
+ */
+
+import * as api from "./api.js";
+import { sequential } from "./colors.js";
+import { brief, fill, h, percent, visible } from "./dom.js";
+import { makeGrid, say } from "./grid.js";
+import { MEASURES } from "./heads.js";
+import { CanvasPaint } from "./paint.js";
+import { app, ask, go, redraw } from "./store.js";
+import { t } from "./text.js";
+
+const at = (id) => document.getElementById(id);
+const CURVES = [
+  ["loss", "loss"],
+  ["lr", "lr"],
+  ["norm", "norm"],
+  ["tokens_per_second", "speed"],
+];
+const HIGH = 118;
+const MOST_LINES = 8000;
+
+/** What the server told of the run: see its `summary`. */
+let run = null;
+let changes = 0;
+let failed = "";
+
+/** What each step makes of a text: {key, chapters: step -> chapter, done}. */
+let story = { key: "", chapters: new Map(), done: false };
+let telling = null;
+let timer = 0;
+let grid = null;
+let seen = [0, 0];
+
+export function trainViews() {
+  if (!api.runName) return;
+  at("train").hidden = false;
+  grid = makeGrid(at("time-grid"), {
+    label: () => t("train.grid", { heads: headsShown().length, steps: run?.milestones.length ?? 0 }),
+    size: () => [Math.max(1, headsShown().length), Math.max(1, run?.milestones.length ?? 1)],
+    at: () => [Math.min(seen[0], Math.max(0, headsShown().length - 1)), chosen()],
+    describe: describeHead,
+    move: (row, column) => {
+      seen = [row, column];
+      choose(column);
+    },
+    open: (row) => {
+      const head = headsShown()[row];
+      if (head) go({ layer: head[0], head: head[1], kind: "self", value: null });
+    },
+    hit: (x, y) => {
+      const g = places(at("time-grid").clientWidth);
+      const place = [Math.floor((y - 2) / g.high), Math.floor((x - g.left) / g.wide)];
+      return place[0] >= 0 && place[0] < headsShown().length && place[1] >= 0 && place[1] < run.milestones.length ? place : null;
+    },
+    resized: redraw,
+    hover: (text) => {
+      at("time-note").textContent = text;
+    },
+    draw: drawTime,
+  });
+  at("time").addEventListener("toggle", () => at("time").open !== app.state.time && go({ time: at("time").open }, true));
+  load();
+}
+
+/** Ask for all of the run, then for what is added to it. */
+async function load() {
+  try {
+    run = await api.run();
+    changes += 1;
+    api.follow(run.place, hear, load);
+  } catch (error) {
+    failed = error.message || "away";
+    setTimeout(load, 2000);
+  }
+  redraw();
+}
+
+/** News of the run. */
+function hear(event) {
+  if (event.anew || run.lines.step.length > MOST_LINES) return true; // ask for all again
+  for (const line of event.lines ?? []) {
+    if ("validation_loss" in line) {
+      if (line.step > (run.validation.at(-1)?.step ?? -1)) run.validation.push(line);
+    } else if (line.step > (run.lines.step.at(-1) ?? -1)) {
+      for (const name of Object.keys(run.lines)) run.lines[name].push(line[name] ?? null);
+      run.done = line.step + 1;
+    }
+  }
+  const before = run.newest;
+  for (const name of ["milestones", "samples", "newest"]) if (event[name] !== undefined) run[name] = event[name];
+  changes += 1;
+  if (run.newest !== before && app.state.step === null) ask(); // the newest is what is shown
+  redraw();
+  return false;
+}
+
+/** The step whose weights the page shows. */
+const shown = () => app.state.step ?? app.trace?.step ?? run.newest;
+
+/** The place of that step among the kept ones; of a step that is gone, the nearest below. */
+function chosen() {
+  const place = (run?.milestones ?? []).findLastIndex((step) => step <= shown());
+  return Math.max(0, place);
+}
+
+function choose(place) {
+  const step = run.milestones[Math.max(0, Math.min(place, run.milestones.length - 1))];
+  if (step !== undefined) go({ step: step === run.newest ? null : step }, true);
+}
+
+/** The line of the log that was written when a step was done; of a long log the nearest one that is drawn. */
+function lineAt(step) {
+  const { lines } = run;
+  let i = lines.step.findLastIndex((n) => n + 1 <= step);
+  if (i < 0) i = 0;
+  return lines.step.length ? Object.fromEntries(Object.keys(lines).map((name) => [name, lines[name][i]])) : null;
+}
+
+const validationAt = (step) => run.validation.findLast((line) => line.step + 1 <= step) ?? null;
+
+// ---------------------------------------------------------------- drawing
+
+export function drawTrain() {
+  if (!api.runName) return;
+  const title = run ? t("train.title", { name: run.name, done: run.done, steps: run.steps ?? "?" }) : t("train.wait", { name: api.runName });
+  at("train-title").textContent = title;
+  at("train-note").textContent = run ? note() : failed;
+  if (!run) return;
+  drawScrubber();
+  drawCurves();
+  drawSamples();
+  const { time } = app.state;
+  if (at("time").open !== time) at("time").open = time;
+  if (time) {
+    tell();
+    drawTools();
+    fill(at("time-table"), story.chapters.size ? table() : h("p", { class: "soft" }, t("running")));
+    at("time-grid").hidden = headsShown().length === 0;
+    if (headsShown().length) grid.draw();
+  }
+}
+
+function note() {
+  const { training_seconds: steps, probe_seconds: probes } = run.cost;
+  const parts = [t("train.kept", { n: run.milestones.length })];
+  if (steps > 0) parts.push(t("train.cost", { p: percent(probes / steps, 2) }));
+  if (run.every > 1) parts.push(t("train.every", { n: run.every }));
+  return parts.join(" · ");
+}
+
+function drawScrubber() {
+  const { milestones, newest } = run;
+  const place = chosen();
+  const step = shown();
+  const label = t(app.state.step === null ? "train.newest.at" : "train.at", { step });
+  const most = Math.max(2, Math.floor((at("scrub").clientWidth - 280) / 52));
+  const each = Math.ceil(milestones.length / most);
+  fill(
+    at("scrub"),
+    h("label", { for: "step", class: "scrub-name" }, t("train.step")),
+    h(
+      "div",
+      { class: "scrub-line" },
+      h("input", { type: "range", id: "step", min: 0, max: Math.max(0, milestones.length - 1), step: 1, value: place, "aria-valuetext": label, oninput: (event) => choose(Number(event.target.value)) }),
+      h("div", { class: "ticks", "aria-hidden": "true" }, milestones.map((one, i) => h("span", { class: one === step ? "here" : "" }, i % each === 0 || one === step ? String(one) : ""))),
+    ),
+    h("output", { for: "step", id: "step-shown" }, label),
+    h("button", { type: "button", id: "step-newest", class: "small", "aria-pressed": String(app.state.step === null), onclick: () => (go({ step: null }, true), say(t("train.newest.at", { step: newest }))) }, t("train.newest")),
+  );
+  const input = at("step");
+  if (Number(input.value) !== place) input.value = String(place);
+}
+
+function drawCurves() {
+  const line = lineAt(shown());
+  const validation = validationAt(shown());
+  fill(
+    at("curves"),
+    CURVES.map(([name, key]) => {
+      const value = line?.[name];
+      const number = value === null || value === undefined ? "–" : readable(value);
+      return h(
+        "figure",
+        { class: "curve", id: `figure-${name}` },
+        h(
+          "figcaption",
+          null,
+          `${t(`curve.${key}`)} `,
+          h("b", { id: `value-${name}`, title: value === null || value === undefined ? null : String(value) }, number),
+          name === "loss" && validation && [` · ${t("curve.validation")} `, h("b", { id: "value-validation_loss", title: String(validation.validation_loss) }, `● ${readable(validation.validation_loss)}`)],
+        ),
+        h("canvas", { id: `curve-${name}`, role: "img", "aria-label": t("curve.label", { name: t(`curve.${key}`), n: run.lines.step.length, step: shown(), value: number }), onclick: (event) => chooseAt(event) }),
+      );
+    }),
+  );
+  for (const [name] of CURVES) drawCurve(at(`curve-${name}`), name);
+}
+
+const readable = (x) => (x === null ? "–" : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en-US").replace(/,/g, " ") : Math.abs(x) >= 0.01 || x === 0 ? x.toFixed(4) : x.toExponential(2).replace("-", "−"));
+
+const LEFT = 52;
+const room = (canvas) => canvas.parentElement.clientWidth;
+const lastStep = () => Math.max(1, run.done, run.newest);
+
+/** The kept step that is nearest to where a curve was clicked. */
+function chooseAt(event) {
+  const canvas = event.currentTarget;
+  const share = (event.offsetX - LEFT) / (room(canvas) - LEFT - 6);
+  const step = share * lastStep();
+  const distance = (one) => Math.abs(one - step);
+  choose(run.milestones.reduce((best, one, i) => (distance(one) < distance(run.milestones[best]) ? i : best), 0));
+}
+
+function drawCurve(canvas, name) {
+  const width = room(canvas);
+  const key = [changes, width, shown(), app.theme.dark, app.theme.forced].join();
+  if (canvas.$key === key) return;
+  canvas.$key = key;
+  const { lines, validation } = run;
+  const points = lines[name].map((value, i) => [lines.step[i] + 1, value]);
+  const dots = name === "loss" ? validation.map((line) => [line.step + 1, line.validation_loss]) : [];
+  const values = [...points, ...dots].map(([, value]) => value).filter((value) => value !== null);
+  const paint = new CanvasPaint(canvas, width, HIGH);
+  if (!values.length) return;
+  const { theme } = app;
+  const low = values.reduce((a, b) => Math.min(a, b));
+  const high = values.reduce((a, b) => Math.max(a, b));
+  const [top, bottom, right] = [8, HIGH - 18, width - 6];
+  const x = (step) => LEFT + ((right - LEFT) * step) / lastStep();
+  const y = (value) => (high === low ? (top + bottom) / 2 : bottom - ((bottom - top) * (value - low)) / (high - low));
+  const c = paint.context;
+  const stroke = (from, to, color, wide, dash = []) => {
+    c.beginPath();
+    c.setLineDash(dash);
+    c.moveTo(...from);
+    c.lineTo(...to);
+    c.strokeStyle = color;
+    c.lineWidth = wide;
+    c.stroke();
+    c.setLineDash([]);
+  };
+  stroke([LEFT, bottom], [right, bottom], theme.line, 1);
+  stroke([LEFT, top], [right, top], theme.line, 1);
+  paint.text(readable(high), LEFT - 5, top + 4, { size: 10.5, fill: theme.soft, anchor: "right" });
+  if (high !== low) paint.text(readable(low), LEFT - 5, bottom + 3, { size: 10.5, fill: theme.soft, anchor: "right" });
+  paint.text("0", LEFT, HIGH - 4, { size: 10.5, fill: theme.soft });
+  paint.text(String(lastStep()), right, HIGH - 4, { size: 10.5, fill: theme.soft, anchor: "right" });
+  for (const step of run.milestones) stroke([x(step), bottom], [x(step), bottom + 4], theme.soft, 1);
+  c.beginPath();
+  let pen = false;
+  for (const [step, value] of points) {
+    if (value === null) pen = false; // not a finite number: a gap
+    else if (pen) c.lineTo(x(step), y(value));
+    else {
+      c.moveTo(x(step), y(value));
+      pen = true;
+    }
+  }
+  c.strokeStyle = theme.plus;
+  c.lineWidth = 1.4;
+  c.lineJoin = "round";
+  c.stroke();
+  for (const [step, value] of dots) {
+    if (value === null) continue;
+    c.beginPath();
+    c.arc(x(step), y(value), 3, 0, 2 * Math.PI);
+    c.fillStyle = theme.minus;
+    c.fill();
+  }
+  stroke([x(shown()), top], [x(shown()), bottom + 4], theme.accent, 1.6, [4, 3]);
+}
+
+function drawSamples() {
+  const { samples } = run;
+  const now = samples.findLast((sample) => sample.step <= shown()) ?? samples[0];
+  const one = (sample) => h("li", null, h("span", { class: "soft small" }, t("train.sample", { step: sample.step })), h("pre", { class: "sample" }, sample.text));
+  fill(
+    at("samples"),
+    now
+      ? [
+          h("ol", { id: "sample-now" }, one(now)),
+          samples.length > 1 && h("details", { id: "sample-all", open: at("sample-all")?.open }, h("summary", null, t("train.samples", { n: samples.length })), h("ol", { class: "samples", tabindex: "0", role: "region", "aria-label": t("train.samples", { n: samples.length }) }, samples.map(one))),
+        ]
+      : h("p", { class: "soft small" }, t("train.samples.none")),
+  );
+}
+
+// ---------------------------------------------------------------- one sentence over time
+
+/** Let every kept step read the text, once the reader has stopped typing. */
+function tell() {
+  const { trace, state } = app;
+  if (!trace || app.stale) return;
+  const ids = trace.pieces.map((piece) => piece.id);
+  const key = JSON.stringify([ids, run.milestones]);
+  if (story.key === key) return;
+  const same = story.ids === ids.join();
+  story = { key, ids: ids.join(), chapters: same ? story.chapters : new Map(), done: false };
+  clearTimeout(timer);
+  telling?.abort();
+  timer = setTimeout(() => listen(story, ids), same ? 0 : 400);
+}
+
+async function listen(mine, ids) {
+  telling = new AbortController();
+  try {
+    for await (const chapter of api.story({ ids }, telling.signal)) {
+      if (story !== mine) return;
+      if (!chapter.error) mine.chapters.set(chapter.step, chapter);
+      redraw();
+    }
+    mine.done = true;
+  } catch (error) {
+    if (error.name !== "AbortError") at("time-note").textContent = error.message;
+  }
+  redraw();
+}
+
+/** [layer, head] of every row of the picture. */
+function headsShown() {
+  const any = story.chapters.values().next().value;
+  return (any?.scores ?? []).flatMap((heads, layer) => heads.map((_, head) => [layer, head]));
+}
+
+/** A head's score at one of the steps, or null while it is not there. */
+function score(row, column) {
+  const [layer, head] = headsShown()[row] ?? [];
+  return story.chapters.get(run.milestones[column])?.scores[layer]?.[head]?.[MEASURES.indexOf(app.state.score)] ?? null;
+}
+
+const most = () => {
+  let limit = 0;
+  for (let row = 0; row < headsShown().length; row += 1) {
+    for (let column = 0; column < run.milestones.length; column += 1) limit = Math.max(limit, score(row, column) ?? 0);
+  }
+  return limit || 1;
+};
+
+function describeHead(row, column) {
+  const head = headsShown()[row];
+  if (!head || !run) return t("running");
+  const value = score(row, column);
+  const name = t(`measure.${app.state.score}`);
+  return `${t("layer")} ${head[0]}, ${t("head")} ${head[1]}, ${t("train.at", { step: run.milestones[column] })}: ${name} ${value === null ? "…" : value.toFixed(3)}`;
+}
+
+function places(width) {
+  const left = 34;
+  const steps = Math.max(1, run?.milestones.length ?? 1);
+  return { left, wide: Math.max(8, Math.min(46, (width - left - 4) / steps)), high: Math.max(9, Math.min(20, 320 / Math.max(1, headsShown().length))) };
+}
+
+function drawTime(canvas, width) {
+  const rows = headsShown();
+  const g = places(width);
+  const { theme } = app;
+  const paint = new CanvasPaint(canvas, width, rows.length * g.high + 22);
+  const limit = most();
+  rows.forEach(([layer, head], row) => {
+    if (g.high >= 12 || head === 0) paint.text(`${layer}.${head}`, g.left - 6, 2 + row * g.high + g.high / 2 + 4, { size: Math.min(11, g.high), fill: theme.soft, anchor: "right" });
+    run.milestones.forEach((step, column) => {
+      const value = score(row, column);
+      const [x, y] = [g.left + column * g.wide, 2 + row * g.high];
+      if (value === null) paint.hatch(x, y, g.wide - 1, g.high - 1, theme.line);
+      else paint.rect(x, y, g.wide - 1, g.high - 1, { fill: `rgb(${sequential(theme, value / limit).join()})` });
+    });
+  });
+  const every = Math.ceil(36 / g.wide);
+  run.milestones.forEach((step, column) => {
+    if (column % every === 0) paint.text(String(step), g.left + (column + 0.5) * g.wide, rows.length * g.high + 16, { size: 10.5, fill: theme.soft });
+  });
+  paint.rect(g.left + chosen() * g.wide - 1, 1, g.wide, rows.length * g.high + 1, { stroke: theme.accent, strokeWidth: 2 });
+}
+
+function drawTools() {
+  const { state } = app;
+  fill(
+    at("time-tools"),
+    h("label", null, `${t("heads.measure")} `, h("select", { id: "time-score", onchange: (event) => go({ score: event.target.value }, true) }, MEASURES.map((name) => h("option", { value: name, selected: state.score === name }, t(`measure.${name}`))))),
+    h("span", { class: "soft small" }, t("train.legend", { high: brief(most(), 2).slice(1) })),
+  );
+}
+
+/** Each kept step in a row: its losses in the log, and what it makes of the text. */
+function table() {
+  const experts = [...story.chapters.values()].some((chapter) => Object.keys(chapter.experts).length);
+  const head = ["step", "loss", "validation", "own", "word", "p", ...(experts ? ["experts"] : [])];
+  return h(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": t("train.table") },
+    h(
+      "table",
+      null,
+      h("caption", null, t("train.table")),
+      h("thead", null, h("tr", null, head.map((name) => h("th", { scope: "col" }, t(`train.col.${name}`))))),
+      h(
+        "tbody",
+        null,
+        run.milestones.map((step, i) => {
+          const chapter = story.chapters.get(step);
+          const line = step > 0 ? lineAt(step) : null;
+          const validation = validationAt(step);
+          const here = validation && validation.step + 1 === step;
+          return h(
+            "tr",
+            { class: i === chosen() ? "chosen" : null },
+            h("th", { scope: "row" }, h("button", { type: "button", class: "link", onclick: () => choose(i) }, String(step))),
+            h("td", null, line && line.step + 1 === step ? readable(line.loss) : "–"),
+            h("td", null, here ? readable(validation.validation_loss) : "–"),
+            h("td", null, chapter ? (chapter.loss === null ? "–" : readable(chapter.loss)) : "…"),
+            h("td", null, chapter ? visible(chapter.word) : "…"),
+            h("td", null, chapter ? percent(chapter.p) : "…"),
+            experts && h("td", null, chapter ? Object.values(chapter.experts).map((loads) => loads.join(" ")).join(" | ") : "…"),
+          );
+        }),
+      ),
+    ),
+  );
+}
