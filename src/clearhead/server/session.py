@@ -111,9 +111,11 @@ class Session:
         self.manifest = manifest(
             self.model, self.tokenizer, outline, name=self.name, operations=operations
         ) | {"start_id": self.start_id if self.two_sided else None}
-        self.first = self.summary(
-            self.passes.run(example), None, *self._read_both({"text": self.text, "source": self.source})
-        )
+        self.first = self._first(example)
+
+    def _first(self, example: Question) -> bytes:
+        read = self._read_both({"text": self.text, "source": self.source})
+        return self.summary(self.passes.run(example), None, *read)
 
     def _some_text(self) -> str:
         """What is looked at when nobody says what."""
@@ -389,7 +391,9 @@ class Session:
         }
 
     def page(self) -> dict[str, Any]:
-        """What the page is opened with: the manifest and the first trace."""
+        """What the page is opened with: the manifest and the first trace; of a run that of its newest step."""
+        if self.run is not None:
+            self.first = self._first(self.question({"text": self.text}))
         return {
             "manifest": self.manifest,
             "trace": {"data": base64.b64encode(self.first).decode("ascii")},
