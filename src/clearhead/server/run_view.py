@@ -18,10 +18,12 @@ from typing import Any
 
 from torch import Tensor
 
+from clearhead.generation.decode import END_OF_TEXT
 from clearhead.inspector.passes import Question
 from clearhead.model.transformer import Transformer
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.checkpoint import MODEL, load_checkpoint, step_of, steps_in
+from clearhead.training.data import data_folder, open_data
 from clearhead.training.durable import MANIFEST
 from clearhead.training.run_folder import RunFolder
 
@@ -136,17 +138,30 @@ class RunView:
     # ----------------------------------------------------------------------------------------------- log
 
     def text(self) -> str:
-        """The probe sentence: the prompt of the samples, and where that is short what the model wrote to it."""
+        """The probe sentence: the prompt of the samples, or where that is short, text of its kind.
+
+        That is what the model last wrote to it, or if it writes no whole characters yet, what it never saw.
+        """
         prompt = self.recipe.train.sample_prompt
-        most = min(PROBE_TOKENS, self.model.config.max_len)
-        if prompt and len(self.tokenizer.encode(prompt)) >= LONG_ENOUGH:
-            return prompt
-        for sample in reversed(self.samples()):
-            whole = sample["text"].partition("\ufffd")[0]  # early samples hold bytes that are no text
-            tokens = self.tokenizer.encode(whole)
-            if whole.startswith(prompt) and len(tokens) >= LONG_ENOUGH:
-                return self.tokenizer.decode(tokens[:most]).rstrip("\ufffd")
+        written = [s["text"].partition("\ufffd")[0] for s in self.samples() if s["text"].startswith(prompt)]
+        for text in (prompt, *written[:-2:-1], self._unseen()):
+            if text and len(self.tokenizer.encode(text)) >= LONG_ENOUGH:
+                return text if text == prompt else self._cut(text)
         return prompt or "0"
+
+    def _cut(self, text: str) -> str:
+        tokens = self.tokenizer.encode(text)[: min(PROBE_TOKENS, self.model.config.max_len)]
+        return self.tokenizer.decode(tokens).rstrip("\ufffd")
+
+    def _unseen(self) -> str:
+        """How the validation text begins; nothing where the run was copied without its data."""
+        try:
+            data = open_data(data_folder(self.recipe.data, self.run), self.tokenizer)
+            return self.tokenizer.decode(data.validation.tokens[:PROBE_TOKENS].tolist()).partition(
+                END_OF_TEXT
+            )[0]
+        except (OSError, ValueError):
+            return ""
 
     def samples(self) -> list[dict[str, Any]]:
         """What the model wrote, and after how many steps."""

@@ -19,7 +19,7 @@ const CURVES = [
   ["norm", "norm"],
   ["tokens_per_second", "speed"],
 ];
-const HIGH = 118;
+const HIGH = 92;
 const MOST_LINES = 8000;
 
 /** What the server told of the run: see its `summary`. */
@@ -37,6 +37,9 @@ let seen = [0, 0];
 export function trainViews() {
   if (!api.runName) return;
   at("train").hidden = false;
+  at("curves").replaceChildren(
+    ...CURVES.map(([name]) => h("figure", { class: "curve" }, h("figcaption", { id: `caption-${name}` }), h("canvas", { id: `curve-${name}`, role: "img", onclick: chooseAt }))),
+  );
   grid = makeGrid(at("time-grid"), {
     label: () => t("train.grid", { heads: headsShown().length, steps: run?.milestones.length ?? 0 }),
     size: () => [Math.max(1, headsShown().length), Math.max(1, run?.milestones.length ?? 1)],
@@ -177,29 +180,16 @@ function drawScrubber() {
 function drawCurves() {
   const line = lineAt(shown());
   const validation = validationAt(shown());
-  fill(
-    at("curves"),
-    CURVES.map(([name, key]) => {
-      const value = line?.[name];
-      const number = value === null || value === undefined ? "–" : readable(value);
-      return h(
-        "figure",
-        { class: "curve", id: `figure-${name}` },
-        h(
-          "figcaption",
-          null,
-          `${t(`curve.${key}`)} `,
-          h("b", { id: `value-${name}`, title: value === null || value === undefined ? null : String(value) }, number),
-          name === "loss" && validation && [` · ${t("curve.validation")} `, h("b", { id: "value-validation_loss", title: String(validation.validation_loss) }, `● ${readable(validation.validation_loss)}`)],
-        ),
-        h("canvas", { id: `curve-${name}`, role: "img", "aria-label": t("curve.label", { name: t(`curve.${key}`), n: run.lines.step.length, step: shown(), value: number }), onclick: (event) => chooseAt(event) }),
-      );
-    }),
-  );
-  for (const [name] of CURVES) drawCurve(at(`curve-${name}`), name);
+  const bold = (name, value, mark = "") => h("b", { id: `value-${name}`, title: String(value ?? "") }, mark + readable(value));
+  for (const [name, key] of CURVES) {
+    const more = name === "loss" && validation ? [` · ${t("curve.validation")} `, bold("validation_loss", validation.validation_loss, "● ")] : [];
+    fill(at(`caption-${name}`), `${t(`curve.${key}`)} `, bold(name, line?.[name]), more);
+    at(`curve-${name}`).setAttribute("aria-label", t("curve.label", { name: t(`curve.${key}`), n: run.lines.step.length, step: shown(), value: readable(line?.[name]) }));
+    drawCurve(at(`curve-${name}`), name);
+  }
 }
 
-const readable = (x) => (x === null ? "–" : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en-US").replace(/,/g, " ") : Math.abs(x) >= 0.01 || x === 0 ? x.toFixed(4) : x.toExponential(2).replace("-", "−"));
+const readable = (x) => (x === null || x === undefined ? "–" : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en-US").replace(/,/g, " ") : Math.abs(x) >= 0.01 || x === 0 ? x.toFixed(4) : x.toExponential(2).replace("-", "−"));
 
 const LEFT = 52;
 const room = (canvas) => canvas.parentElement.clientWidth;
