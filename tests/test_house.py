@@ -21,7 +21,7 @@ FILES = {
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
     "training": "objectives optim recipe durable checkpoint run_folder data evaluate report probe loop demo",
-    "inspector": "record trace provenance spelling manifest views passes",
+    "inspector": "record trace provenance spelling manifest views passes sweeps",
     "server": "wire run_view session export guard app runs look",
 }
 

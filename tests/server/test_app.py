@@ -179,6 +179,36 @@ def test_the_page_and_the_library_draw_the_same_tokens(served: Served, sampling:
     assert [event["id"] for event in events[:-1]] == wanted
 
 
+def test_a_sweep_of_heads_is_what_each_edit_does(served: Served) -> None:
+    """One event a head: the change of the word's logit, the same as the edit made by hand."""
+    base, _ = served.trace(text="the cat sat")
+    answer = served.client.post("/api/sweep", json={"text": "the cat sat"})
+    first, *events, last = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line]
+    word = int(base["logits"].argmax())
+    assert (first["word"], first["all"], last["finished"]) == (word, 12, 12)
+    assert [event["done"] for event in events] == list(range(1, 13))
+    event = events[6]
+    edit = {"name": f"{event['path']}.mixed", "kind": "zero", "at": [None, event["head"]]}
+    edited, _ = served.trace(text="the cat sat", edits=[edit])
+    assert event["logit"] == float(edited["logits"][word])
+    plain, _ = served.trace(text="the cat sat")
+    assert event["change"] == pytest.approx(float(edited["logits"][word] - plain["logits"][word]), abs=1e-6)
+
+
+def test_a_sweep_of_rows_ends_where_the_other_text_is(served: Served) -> None:
+    """The last row of the last position patched gives the other text's answer; texts must fit."""
+    other, metadata = served.trace(ids=[5, 6, 7, 8])
+    body = {"what": "rows", "ids": [5, 9, 7, 4], "from": metadata["trace"], "word": 3}
+    answer = served.client.post("/api/sweep", json=body)
+    first, *events, _ = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line]
+    assert first["all"] == len(events) == 6 * 4
+    assert events[-1]["logit"] == pytest.approx(float(other["logits"][3]), abs=1e-5)
+    assert events[0]["change"] == pytest.approx(0, abs=1e-6)  # both begin with the same token
+    for wrong in ({"ids": [1, 2]}, {"from": "none"}, {"what": "all"}, {"word": -1}, {"select": 9}):
+        refused = served.client.post("/api/sweep", json=body | wrong)
+        assert refused.status_code in (400, 404) and error_of(refused)
+
+
 def test_tokenize_tells_bytes_and_merges(served: Served) -> None:
     """Chips need no pass of the model."""
     told = served.client.post("/api/tokenize", content=json.dumps({"text": "the cat \ud83d\ude00"})).json()

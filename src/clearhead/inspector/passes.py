@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from clearhead.generation.window import evaluating
 from clearhead.inspector.manifest import LENS_HEADS, Json, describe_stack, map_rows, shape_of, stacks_of
-from clearhead.inspector.record import Edit, Recorder, hear
+from clearhead.inspector.record import Edit, Recorder, hear, record
 from clearhead.inspector.trace import Trace, Tracer, trace
 from clearhead.inspector.views import (
     Lens,
@@ -284,6 +284,16 @@ class Passes:
             self.glanced = found.id, position, self._glance(found, position)
         row = self.glanced[2][look.path]
         return row if look.cross else row[:, : found.length]
+
+    def says(self, question: Question, position: int) -> Float[Tensor, "..."]:
+        """What the model says at a position of a question, all tokens at once; nothing is kept."""
+        self._go_to(question.step)
+        source = self._source(question)
+        options = {} if source is None else {"source": source}
+        with self._running(lambda: None), record(self.model, names=[], edits=question.edits):
+            output = self.model(self._tensor(question.ids), **options)[0]
+        per_position = output.dim() == 2 and len(output) == len(question.ids)
+        return output[position] if per_position else output
 
     # ----------------------------------------------------------------------------------------- running
 

@@ -9,6 +9,7 @@
     GET  /api/trace/ID/t/NAME      a slice of a value        GET  /api/w/NAME    a slice of a weight
     GET  /api/trace/ID/cell/NAME   how one number was made   GET  /api/source/KEY
     POST /api/generate             tokens one by one, as server-sent events
+    POST /api/sweep                every head off, or every row patched, as server-sent events
     GET  /api/export/ID.KIND       safetensors, csv, py
 
 Errors are {"error": one line}: 400 for what cannot be answered, 404 for what is not there, 409 when a newer
@@ -166,6 +167,19 @@ def add_traces(app: FastAPI, session: Session) -> None:
                 yield f"data: {to_json({'error': str(error)})}\n\n"
             finally:
                 await events.aclose()
+
+        return StreamingResponse(stream(), media_type="text/event-stream", headers=NEVER)
+
+    @app.post("/api/sweep")
+    async def swept(request: Request) -> Response:
+        body = await read(request)
+        events = session.sweep(await session.call(session.question, body), body)
+        first = await anext(events)
+
+        async def stream() -> AsyncIterator[str]:
+            yield f"data: {to_json(first)}\n\n"
+            async for event in events:
+                yield f"data: {to_json(event)}\n\n"
 
         return StreamingResponse(stream(), media_type="text/event-stream", headers=NEVER)
 

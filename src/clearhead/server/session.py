@@ -27,6 +27,7 @@ from clearhead.inspector.passes import Look, Pass, Passes, Question
 from clearhead.inspector.provenance import Cell, Unknown, explain
 from clearhead.inspector.record import Edit
 from clearhead.inspector.spelling import Speller, piece_dicts
+from clearhead.inspector.sweeps import Change, head_changes, logits_with, row_changes
 from clearhead.inspector.views import manifest, map_rows, mean_scores
 from clearhead.model.transformer import Transformer
 from clearhead.server.run_view import RunView
@@ -462,6 +463,45 @@ class Session:
                 break
         rest = "" if text is None else text.flush()
         yield {"done": reason, "rest": rest}
+
+    async def sweep(self, question: Question, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """What each change does to one word: first the number of changes, then one by one."""
+
+        def begin() -> tuple[Pass, list[Change], int, int, float]:
+            found = self.passes.run(question)
+            select = body.get("select")
+            position = found.length - 1 if select is None else self._position(found, select)
+            if body.get("what", "heads") == "heads":
+                changes = head_changes(self.passes)
+            elif body["what"] == "rows" and isinstance(body.get("from"), str):
+                changes = row_changes(self.passes, found, self.passes.find(body["from"]))
+            else:
+                raise ValueError("what is swept is 'heads', or 'rows' with from, the id of another trace")
+            logits = logits_with(self.passes, question, None, position)
+            if self.manifest["head"] not in SAYING:
+                raise ValueError("this model has no logits that a change could move")
+            word = body.get("word")
+            if word is not None and (type(word) is not int or not 0 <= word < len(logits)):
+                raise ValueError(f"word={word!r:.20} should be a token id from 0 to {len(logits) - 1}")
+            word = int(logits.argmax()) if word is None else word
+            return found, changes, position, word, float(logits[word])
+
+        def step(change: Change) -> float:
+            return float(logits_with(self.passes, question, change, position)[word])
+
+        found, changes, position, word, base = await self.call(begin)
+        yield {
+            "all": len(changes),
+            "trace": found.id,
+            "select": position,
+            "word": word,
+            "text": self.speller.word(word),
+            "logit": base,
+        }
+        for done, change in enumerate(changes, 1):
+            logit = await self.call(step, change)
+            yield {"done": done, **change.place, "logit": logit, "change": logit - base}
+        yield {"finished": len(changes)}
 
     def sampling(self, values: object) -> Sampling:
         """How tokens are chosen, from a request."""
