@@ -22,7 +22,7 @@ FILES = {
     "generation": "sample reply special_ids window decode conversation",
     "training": "objectives optim recipe durable checkpoint run_folder data evaluate report probe loop demo",
     "inspector": "record trace provenance spelling manifest views passes sweeps",
-    "server": "wire run_view session export guard app runs look",
+    "server": "wire run_view session saved export guard app runs look",
 }
 
 FAMILIES = [

@@ -10,7 +10,7 @@
     GET  /api/trace/ID/cell/NAME   how one number was made   GET  /api/source/KEY
     POST /api/generate             tokens one by one, as server-sent events
     POST /api/sweep                every head off, or every row patched, as server-sent events
-    GET  /api/export/ID.KIND       safetensors, csv, py
+    GET  /api/export/ID.KIND       safetensors, csv, py, html
 
 Errors are {"error": one line}: 400 for what cannot be answered, 404 for what is not there, 409 when a newer
 question has come, 503 when too many wait.

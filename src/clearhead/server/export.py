@@ -1,4 +1,4 @@
-"""What is taken away: the numbers of a pass as safetensors or CSV, and the Python that prints them."""
+"""What is taken away: the numbers of a pass as safetensors or CSV, Python that prints them, the page."""
 
 import csv
 import io
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.inspector.passes import Pass
 from clearhead.inspector.views import parse_place
+from clearhead.server.saved import saved_page
 from clearhead.server.session import Session
 from clearhead.server.wire import to_bytes
 
@@ -113,8 +114,20 @@ def harmless(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
+def as_html(session: Session, found: Pass, asked: Asked) -> Answer:
+    """The page as one file. `cells`: numbers whose arithmetic is saved, as NAME@0,1;NAME@2,3."""
+    cells = []
+    for cell in filter(None, asked.get("cells", "").split(";")):
+        name, _, index = cell.rpartition("@")
+        if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in index.split(",")):
+            raise ValueError(f"cells={cell!r:.60} should be NAME@0,1,2")
+        cells.append((name, tuple(map(int, index.split(",")))))
+    return saved_page(session, found, cells).encode(), "text/html; charset=utf-8"
+
+
 KINDS: dict[str, Callable[[Session, Pass, Asked], Answer]] = {
     "safetensors": as_safetensors,
     "csv": as_csv,
     "py": as_python,
+    "html": as_html,
 }

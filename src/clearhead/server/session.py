@@ -41,6 +41,7 @@ LONGEST_TEXT = 20_000  # characters
 LONGEST_FOREIGN = 4_096  # tokens of a model that does not say how many it takes
 MOST_NEW_TOKENS = 1_024
 MOST_EDITS = 64
+MOST_SPOKEN = 512
 MOST_WAITING = 64  # requests
 SAYING = ("lm", "masked", "sequence", "token", "span")  # heads whose output is logits
 WORDS = 100  # of the likeliest next tokens, sent with a summary
@@ -64,6 +65,16 @@ class Read:
     after: int = 0
 
 
+@dataclass(frozen=True)
+class Spoken:
+    """With which words a pass was asked for; no words where it was asked with ids."""
+
+    read: Read
+    source: Read | None
+    text: str | None
+    source_text: str | None
+
+
 class Session:
     """A model, its tokenizer, and what was asked of them."""
 
@@ -82,6 +93,7 @@ class Session:
         self.max_len = LONGEST_FOREIGN if self.config is None else self.config.max_len
         self.two_sided = self.config is not None and self.config.shape == "encoder-decoder"
         self.newest: OrderedDict[str, int] = OrderedDict()  # of each page
+        self.spoken: OrderedDict[str, Spoken] = OrderedDict()  # by the number of the pass
         self.waiting = 0
         self.threads_before = torch.get_num_threads()
         self.thread = ThreadPoolExecutor(
@@ -115,8 +127,18 @@ class Session:
         self.first = self._first(example)
 
     def _first(self, example: Question) -> bytes:
-        read = self._read_both({"text": self.text, "source": self.source})
-        return self.summary(self.passes.run(example), None, *read)
+        body = {"text": self.text, "source": self.source}
+        read, found = self._read_both(body), self.passes.run(example)
+        self._remember(found, body, *read)
+        return self.summary(found, None, *read)
+
+    def _remember(self, found: Pass, body: dict[str, Any], read: Read, source: Read | None) -> None:
+        """Keep with which words a pass was asked for."""
+        texts = [body.get(key) if isinstance(body.get(key), str) else None for key in ("text", "source")]
+        self.spoken[found.id] = Spoken(read, source, texts[0], texts[1])
+        self.spoken.move_to_end(found.id)
+        while len(self.spoken) > MOST_SPOKEN:
+            self.spoken.popitem(last=False)
 
     def _some_text(self) -> str:
         """What is looked at when nobody says what."""
@@ -284,6 +306,7 @@ class Session:
             if isinstance(error, torch.OutOfMemoryError) or "memory" in str(error):
                 raise MemoryError("the memory does not suffice for this text; make it shorter") from None
             raise ValueError(f"the model cannot take this text: {str(error).splitlines()[0]:.200}") from None
+        self._remember(found, body, read, source)
         return self.summary(found, body.get("select"), read, source, time.perf_counter() - began)
 
     def summary(
@@ -298,7 +321,7 @@ class Session:
         if main is not None:
             tensors["norm"] = found.norms[main["name"]]
         tensors |= self._lines(found, position)
-        for prefix, looks in self._groups().items():
+        for prefix, looks in self.groups().items():
             heads = [found.heads[look.path] for look in looks]
             tensors[f"{prefix}heads"] = torch.stack([each.picture for each in heads])
             tensors[f"{prefix}scores"] = torch.stack([mean_scores(each.scores) for each in heads])
@@ -339,7 +362,7 @@ class Session:
             raise ValueError(f"select={select!r:.20} should be a position from 0 to {found.length - 1}")
         return select
 
-    def _groups(self) -> dict[str, list[Look]]:
+    def groups(self) -> dict[str, list[Look]]:
         """The attentions of the main stack, those across, and those of the encoder beside it."""
         if self.passes.main is None:
             return {}
@@ -352,7 +375,7 @@ class Session:
     def _lines(self, found: Pass, position: int) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         names = {"": "lines", "cross.": "cross", "source.": "source.lines"}
-        for prefix, looks in self._groups().items():
+        for prefix, looks in self.groups().items():
             here = found.heads[looks[0].path].scores.shape[1] - 1 if prefix == "source." else position
             rows = [self.passes.line(found, look, here).float() for look in looks]
             width = max(max(row.shape[-1] for row in rows), found.length if not prefix else 0)
@@ -380,7 +403,12 @@ class Session:
     def cell(self, number: str, name: str, index: tuple[int, ...]) -> dict[str, Any]:
         """How one number was made."""
         found = self.passes.find(number)
-        return explain(self.passes.trace_of(found, name), name, index).to_dict()
+        trace = self.passes.trace_of(found, name)
+        try:
+            return explain(trace, name, index).to_dict()
+        except Unknown as error:  # the number itself is known
+            value, axes = float(trace.values[name][index]), list(trace.nodes[name].axes)
+            return {"name": name, "index": list(index), "axes": axes, "value": value, "unknown": str(error)}
 
     def tokenize(self, text: str) -> dict[str, Any]:
         """The tokens of a text, and the merges that built each."""
@@ -392,7 +420,7 @@ class Session:
         }
 
     def page(self) -> dict[str, Any]:
-        """What the page is opened with: the manifest and the first trace; of a run that of its newest step."""
+        """What the page opens with: the manifest and the first trace; of a run that of its newest step."""
         if self.run is not None:
             self.first = self._first(self.question({"text": self.text}))
         return {
