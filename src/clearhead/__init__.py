@@ -15,6 +15,9 @@ _HOME = {
     "sample_batch": "text.batches",
     # 2  numbers become predictions
     "ModelConfig": "model.config",
+    "ExpertsConfig": "model.config",
+    "LatentConfig": "model.config",
+    "RotaryScaling": "model.config",
     "Linear": "model.layers",
     "Embedding": "model.layers",
     "LayerNorm": "model.layers",

@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -24,7 +25,7 @@ import tyro
 from tyro.conf import AvoidSubcommands, Positional, arg
 
 from clearhead.cli_models import VERBS as MODEL_VERBS
-from clearhead.cli_models import open_speaker
+from clearhead.cli_models import open_model, open_speaker
 from clearhead.training.recipe import Recipe, find_recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -186,7 +187,9 @@ class TrainCommand:
 
 def train(argv: Sequence[str]) -> None:
     """Train a model by a recipe, or go on with a run that was stopped."""
-    options: dict[str, Any] = {"config": (AvoidSubcommands,)}  # experts and the like only if the recipe has some
+    options: dict[str, Any] = {
+        "config": (AvoidSubcommands,)
+    }  # experts and the like only if the recipe has some
     if argv and not argv[0].startswith("-"):  # the recipe's values become the defaults of the flags
         options["default"] = TrainCommand(argv[0], flags_start(load_recipe(find_recipe(argv[0])), argv))
     elif not {"-h", "--help"} & set(argv):
@@ -228,7 +231,7 @@ def train_recipe(recipe: Recipe, run: Path, resume: bool, stop_after: int | None
 def generate(
     run: Positional[Path],
     prompt: Positional[str],
-    max_new_tokens: int = 128,
+    max_new_tokens: int | None = None,
     temperature: float = 0.8,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -245,7 +248,7 @@ def generate(
     Args:
         run: a run, a published model, a GGUF file, or a name with --download.
         prompt: the text to continue, or to translate and the like; - reads standard input.
-        max_new_tokens: how many tokens to add at most.
+        max_new_tokens: how many tokens to add at most; by default 128, or what the model has room for.
         temperature: 0 takes the likeliest token; higher is more varied.
         top_k: draw from the k likeliest tokens; 0: all.
         top_p: draw from the likeliest tokens that together have this probability.
@@ -261,6 +264,10 @@ def generate(
 
     model, tokenizer = open_speaker(run, device, download)
     text = text_or_stdin(prompt)
+    if max_new_tokens is None:
+        before = len(tokenizer.encode_sentence(text)) if model.config.shape == "decoder" else 1
+        room = model.config.max_len - before
+        max_new_tokens = 128 if overflow == "slide" else max(1, min(128, room))
     pieces = stream(
         model,
         text,
@@ -350,7 +357,7 @@ def show(
     """A model's parts and sizes: parameters, shapes, memory, arithmetic per token.
 
     Args:
-        what: the folder of a run, a recipe, or a model.json.
+        what: the folder of a run, a published model, a GGUF file, a recipe, or a model.json.
         as_json: print one JSON object.
     """
     from rich.console import Console
@@ -358,7 +365,9 @@ def show(
     from clearhead.model.summary import size_lines, summarise, table
     from clearhead.training.run_folder import find_config
 
-    config = find_config(what)
+    place = Path(what)
+    published = place.suffix == ".gguf" or (place / "config.json").is_file()
+    config = open_model(what, "cpu")[0].config if published else find_config(what)
     summary = summarise(config)
     if as_json:
         print(json.dumps(asdict(summary)))
@@ -430,14 +439,18 @@ def run_verb(words: list[str]) -> None:
             else:
                 parse(later(VERBS[verb]), rest, prog=f"clearhead {verb}")()
             return
-    if not words or words[0] in HELP or set(words[1:2]) & HELP:
+    if words[:1] == ["help"] and words[1:]:
+        run_verb([*words[1:], "--help"])
+    elif not words or words[0] in HELP or set(words[1:2]) & HELP:
         print(overview())
     elif words[0] == "--version":
         from clearhead import __version__
 
         print(f"clearhead {__version__}")
     else:
-        raise ValueError(f"unknown command {' '.join(words[:2])!r}; choose one of {', '.join(VERBS)}")
+        near = get_close_matches(words[0], VERBS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"unknown command {' '.join(words[:2])!r}; {hint}choose one of {', '.join(VERBS)}")
 
 
 def overview() -> str:

@@ -116,7 +116,7 @@ def selfcheck(
         print(json.dumps({"ok": ok, "rows": [row.to_dict() for row in rows]}))
     else:
         for row in (row for row in rows if not row.ok):
-            print(f"{row.family}, {row.path}: {row.max_abs_diff:.1e} is above {row.tolerance:.1e}")
+            print(f"{row.family}, {row.path}: {row.max_abs_diff:.3e} is above {row.tolerance:.3e}")
         print(f"{len(rows)} checks, {sum(not row.ok for row in rows) or 'none'} above tolerance")
     if not ok:
         raise SystemExit(1)

@@ -195,7 +195,7 @@ class ModelConfig:
     windowed_layers: tuple[bool, ...] | None = None  # which layers have the window; None: all
     latent: LatentConfig | None = None  # latent attention: d_head follows, qkv_bias is the output's as well
     experts: ExpertsConfig | None = None  # a mixture of experts instead of the feed-forward layer
-    expert_layers: tuple[bool, ...] | None = None  # which layers have it; None: all
+    expert_layers: tuple[bool, ...] | None = None  # which layers have experts ([model.experts]); None: all
     norm: NormKind = "rms"
     norm_eps: float = 1e-5
     norm_bias: bool = True  # a shift in LayerNorm (RMSNorm has none)

@@ -96,6 +96,8 @@ def embed(
 
     What a text gets does not depend on the texts beside it. A text without tokens is a ValueError.
     """
+    if isinstance(texts, str):
+        raise TypeError(f"texts is a list of texts; did you mean [{texts!r:.60}]?")
     named = tokenizer.usage.pooling() or ("mean", False)
     pool, normalise = pool or named[0], named[1] if normalise is None else normalise
     if pool not in POOLS:
@@ -103,8 +105,8 @@ def embed(
     limit = min(max_len or tokenizer.usage.longest_sentence() or model.config.max_len, model.config.max_len)
     rows = [tokenizer.encode_sentence(text, specials="text", truncate=limit) for text in texts]
     for number, row in enumerate(rows):
-        if not row:
-            raise ValueError(f"text {number + 1} is empty: it has no tokens to make a vector of")
+        if not row or not texts[number].strip():
+            raise ValueError(f"text {number + 1} is empty: there is nothing to make a vector of")
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))  # little padding in a batch
     device = model.embed.weight.device
     found = torch.empty(len(rows), model.config.d_model)
@@ -211,7 +213,8 @@ def word_id(tokenizer: AnyTokenizer, word: str) -> int:
         if len(ids) == 1:
             return ids[0]
     pieces = " ".join(repr(tokenizer.decode([token])) for token in tokenizer.encode(word))
-    raise ValueError(f"{word!r:.60} is no single token here, but {pieces:.200}")
+    spaces = "; put a space on both sides of + and -" if re.search(r"\s[+-]|[+-]\s", f" {word} ") else ""
+    raise ValueError(f"{word!r:.60} is no single token here, but {pieces:.200}{spaces}")
 
 
 def has_token(tokenizer: AnyTokenizer, token_id: int) -> bool:

@@ -254,7 +254,10 @@ def write_tensors(tensors: Mapping[str, Shaped[Tensor, "..."]], folder: Path, ma
         names = ["model.safetensors"]
     for name, shard in zip(names, shards, strict=True):
         try:
+            (folder / name).touch()  # whose rights are those of any other new file
+            rights = (folder / name).stat().st_mode
             save_file(shard, folder / name, metadata={"format": "pt"})
+            (folder / name).chmod(rights)
         except SafetensorError as error:  # a full disk, for one
             raise OSError(f"{folder / name} cannot be written: {one_line(error)}") from None
     if len(shards) > 1:

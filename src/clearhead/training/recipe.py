@@ -9,7 +9,7 @@ A run saves its recipe with every choice filled in, so the run can be repeated f
 import math
 import os
 import tomllib
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -208,8 +208,9 @@ def read_table(cls: type, table: dict[str, Any], name: str) -> Any:
             made[key] = float(value) if float in kinds[key] and type(value) is int else value
     try:
         return cls(**made)
-    except TypeError as error:  # a value that must be given is not
-        raise ValueError(f"[{name}] {str(error).split('__init__() ')[-1]}") from None
+    except TypeError:
+        needed = [field.name for field in fields(cls) if field.default is MISSING and field.name not in made]
+        raise ValueError(f"[{name}] must give {' and '.join(needed)}") from None
     except ValueError as error:
         raise ValueError(f"[{name}] {error}") from None
 
