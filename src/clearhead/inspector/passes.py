@@ -255,6 +255,7 @@ class Passes:
 
     def trace_of(self, found: Pass, name: str) -> Trace:
         """A trace that holds this value: the whole one, or of a long pass its block, run again."""
+        self._go_to(found.question.step)
         self.whole(found)
         if found.trace is not None:
             return found.trace
