@@ -232,6 +232,17 @@ def test_edits_and_generation_are_of_the_step(looked: Served, run: Path) -> None
     )
 
 
+def test_python_that_is_taken_away_loads_the_step(looked: Served, run: Path) -> None:
+    """The program prints the numbers of that step, not of the newest."""
+    about = looked.trace(text=TEXT, step=0)[1]
+    program = looked.client.get(f"/api/export/{about['trace']}.py", params={"at": "0,8"}).text
+    assert f"load_checkpoint({about['weights']!r}, model)  # step 0" in program
+    program = program.replace(repr(looked.session.name), repr(str(run)))
+    printed: list[torch.Tensor] = []
+    exec(compile(program, "taken.py", "exec"), {"print": printed.append})
+    assert torch.equal(printed[0], looked.value(about["trace"], "logits", at="0,8"))
+
+
 def test_the_story_of_a_text_is_that_of_its_traces(looked: Served) -> None:
     """Each chapter: the scores, the next word and the loss that the trace of its step has."""
     chapters = stories(looked, text=TEXT)

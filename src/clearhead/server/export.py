@@ -74,6 +74,7 @@ def as_python(session: Session, found: Pass, asked: Asked) -> Answer:
     shape = session.passes.value(found, name).shape
     place = parse_place(asked.get("at", ""), shape)
     at = ", ".join(str(i) if isinstance(i, int) else f"{i.start}:{i.stop}" for i in place)
+    weights = "" if session.run is None else session.run.place(question.step)
     lines = [
         "import torch",
         "",
@@ -81,8 +82,10 @@ def as_python(session: Session, found: Pass, asked: Asked) -> Answer:
         "from clearhead.inspector.trace import Edit, trace"
         if question.edits
         else "from clearhead.inspector.trace import trace",
+        *(["from clearhead.training.checkpoint import load_checkpoint"] if weights else []),
         "",
         f"model, tokenizer = open_model({session.name!r}, 'cpu')",
+        *([f"load_checkpoint({weights!r}, model)  # step {question.step}"] if weights else []),
         f"tokens = torch.tensor([{list(question.ids)}])",
     ]
     options = ""

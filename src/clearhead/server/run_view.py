@@ -97,6 +97,11 @@ class RunView:
         known = ", ".join(map(str, there))
         raise ValueError(f"the weights of step {asked!r:.20} are not kept; there are those of steps {known}")
 
+    def place(self, step: int | None) -> str:
+        """The folder with the weights of a step; nothing if there is none."""
+        places = [] if step is None else self.folders().get(step, [])
+        return str(places[-1]) if places else ""
+
     def put(self, step: int) -> str:
         """Give the model the weights of a step; the hash of their file. KeyError when they are gone."""
         held, mark = self.held.get(step), self._mark(step)

@@ -332,6 +332,7 @@ class Session:
             "head": self.manifest["head"],
             "select": str(position),
             "step": "" if found.question.step is None else str(found.question.step),
+            "weights": "" if self.run is None else self.run.place(found.question.step),
             "length": str(found.length),
             "rows": [] if main is None else map_rows(main),
             "ids": list(found.question.ids),

@@ -59,6 +59,7 @@ function readTrace(buffer) {
     delta: metadata.delta === undefined || metadata.delta === "" ? null : Number(metadata.delta),
     head: metadata.head,
     step: metadata.step ? Number(metadata.step) : null,
+    weights: metadata.weights ?? "",
     select: Number(metadata.select),
     pieces,
     source: json("source_pieces", []),
