@@ -61,7 +61,7 @@ function morph(old, wanted) {
     if (old.nodeValue !== wanted.nodeValue) old.nodeValue = wanted.nodeValue;
     return;
   }
-  for (const { name } of [...old.attributes]) if (!wanted.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name } of [...old.attributes]) if (!wanted.hasAttribute(name) && name !== "open") old.removeAttribute(name); // open is the reader's
   for (const { name, value } of [...wanted.attributes]) {
     if (name === "style") old.style.cssText = wanted.style.cssText;
     else if (old.getAttribute(name) !== value) old.setAttribute(name, value);

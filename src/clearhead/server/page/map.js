@@ -38,7 +38,7 @@ export function mapViews() {
       hover: (text) => {
         document.getElementById("readout").textContent = text;
       },
-      hit: (x, y) => hit(place(i, host.clientWidth), x, y),
+      hit: (x, y) => hit(place(i, scroller.clientWidth), x, y),
       draw: (canvas) => {
         const geometry = place(i, scroller.clientWidth);
         scroller.firstElementChild.style.width = `${geometry.width}px`;
@@ -107,12 +107,11 @@ function rowPlaces(rows, one, i) {
 }
 
 function hit(g, x, y) {
-  const inside = x + (g.scroll && x > 0 ? 0 : 0);
-  if (inside < g.left && y > 62) return null;
+  if (x < g.left) return null;
   let column = -1;
   for (let j = 0; j < g.pieces.length; j += 1) {
     const left = g.x(j) - g.scroll;
-    if (inside >= left && inside < left + g.w(j) && inside >= g.left) column = j;
+    if (x >= left && x < left + g.w(j)) column = j;
   }
   if (column < 0) return null;
   if (y < 58) return [-1, column];

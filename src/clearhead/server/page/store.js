@@ -5,6 +5,7 @@
 import * as api from "./api.js";
 import { palette } from "./colors.js";
 import { decode, encode, first } from "./state.js";
+import { t } from "./text.js";
 
 export const manifest = api.manifest;
 
@@ -74,8 +75,14 @@ export async function ask() {
   const { state } = app;
   const edits = active(state.edits);
   const select = state.stack === 0 ? state.position : null;
+  if (!state.ids && !state.text.trim()) { // nothing to read: what is on screen belongs to the text before
+    app.stale = true;
+    app.error = t("empty");
+    return redraw();
+  }
   const plain = { ...(state.ids ? { ids: state.ids } : { text: state.text }), source: state.source || undefined, step: state.step ?? undefined };
   app.stale = true;
+  app.error = "";
   redraw();
   try {
     const answer = await api.trace({ ...plain, edits, select });
@@ -109,6 +116,7 @@ export function start() {
     state.text = api.firstRequest.text;
     state.source = api.firstRequest.source;
   }
+  history.replaceState(null, "", `#${encode(state)}`); // so that Back finds the text again
   const same = state.text === api.firstRequest.text && state.source === api.firstRequest.source && !state.ids;
   if (given && (empty || same) && state.step === null && active(state.edits).length === 0) {
     app.trace = given;

@@ -1,0 +1,819 @@
+"""The page in a real browser: every number on it is the recorded one, and every part can be reached.
+
+The tests are named after what must hold; a message on the browser's console or a request to elsewhere fails
+any of them.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.generation.sample import (
+    apply_temperature,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    penalise_repetition,
+)
+from clearhead.inspector.provenance import Unknown, explain, recompute
+from clearhead.inspector.trace import trace
+from clearhead.model.transformer import Transformer
+from reference.zoo import ZOO, animal
+from serving import TEXT, Serve, Served
+
+pytestmark = pytest.mark.slow
+
+PAGE = Path(__file__).parents[2] / "src" / "clearhead" / "server" / "page"
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = [
+    "--no-sandbox",
+    "--headless",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--no-first-run",
+    "--disable-component-update",
+    "--disable-sync",
+]
+READY = "html[data-ready]:not([data-ready=''])"
+IDS = "3 14 15 9 26 5 14 15"
+SHOWS = """(text) => import("/page/store.js").then(
+    ({ app }) => !app.stale && app.trace.pieces.map((piece) => piece.text).join("") === text)"""
+REFUSED = "console: Failed to load resource: the server responded with a status of 400 (Bad Request)"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, once."""
+    if not Path(CHROMIUM).exists():
+        pytest.skip(f"there is no {CHROMIUM}; apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield (chromium := playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS))
+        chromium.close()
+
+
+class Open:
+    """Opens an address, waits for its trace, and notes every complaint."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser, self.contexts, self.served = browser, [], []
+        self.complaints: list[str] = []
+
+    def __call__(
+        self, served: Served, fragment: str = "", width: int = 1440, height: int = 900, **options: Any
+    ) -> Any:
+        context = self.browser.new_context(viewport={"width": width, "height": height}, **options)
+        self.contexts.append(context)
+        self.served.append(served)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: self.complaints.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+
+        def watch(route: Any) -> None:
+            if route.request.url.startswith((served.base_url, "data:", "blob:")):
+                route.continue_()
+            else:
+                self.complaints.append(f"a request to {route.request.url}")
+                route.abort()
+
+        page.route("**/*", watch)
+        page.goto(f"{served.base_url}/{fragment}")
+        page.wait_for_selector(READY)
+        return page
+
+    def close(self) -> None:
+        """Close all pages and let the servers finish: one model records at a time."""
+        for context in self.contexts:
+            context.close()
+        for served in self.served:
+            served.client.get("/api/vocab")
+        self.contexts, self.served = [], []
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """A way to open pages. What they complain about fails the test at its end."""
+    opener = Open(browser)
+    yield opener
+    opener.close()
+    assert opener.complaints == []
+
+
+@pytest.fixture(scope="session")
+def zoo(serve: Serve) -> Callable[[str], Served]:
+    """One model of the zoo, served, without a tokenizer: its text is ids."""
+    there: dict[str, Served] = {}
+
+    def find(name: str) -> Served:
+        if name not in there:
+            model = animal(name)
+            two = isinstance(model, Transformer) and model.config.shape == "encoder-decoder"
+            there[name] = serve(model, None, IDS, source="4 9 2 11 7" if two else None, name=name)
+        return there[name]
+
+    return find
+
+
+def until(page: Any, expression: str, arg: Any = None) -> None:
+    """Wait until this is true on the page; the page's policy forbids the browser to evaluate it by itself."""
+    for _ in range(400):
+        if page.evaluate(expression, arg):
+            return
+        page.wait_for_timeout(25)
+    raise AssertionError(f"never true: {expression} {arg}")
+
+
+def settled(page: Any, action: Callable[[], None]) -> None:
+    """Do something that asks the model again, and wait for the answer."""
+    before = trace_id(page)
+    action()
+    until(page, "before => !['', before].includes(document.documentElement.dataset.ready)", before)
+
+
+def number_shown(page: Any) -> float:
+    """The recorded value in the number view."""
+    return float(page.inner_text("#recorded").replace("−", "-"))
+
+
+def trace_id(page: Any) -> str:
+    """The number of the trace on screen."""
+    return page.get_attribute("html", "data-ready")
+
+
+def go_to(page: Any, name: str, index: list[int]) -> None:
+    """Show one number."""
+    page.evaluate(
+        "([name, index]) => import('/page/store.js').then(({ show }) => show(name, index))", [name, index]
+    )
+    until(
+        page,
+        "text => document.getElementById('cell-name')?.textContent === text",
+        f"{name}[{', '.join(map(str, index))}]",
+    )
+
+
+# ------------------------------------------------------------------------------------------- what is shipped
+
+
+def test_nothing_random_and_nothing_foreign_is_shipped() -> None:
+    """No random source, no address of another place, no code that the policy forbids."""
+    for file in PAGE.glob("*"):
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(r"Math\.random|getRandomValues|randomUUID", text), file
+        addresses = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}
+        assert not addresses, file
+        assert not re.search(r"\beval\(|new Function|innerHTML|document\.write", text), file
+    html = (PAGE / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"<script(?![^>]*(src=|application/json))|\son\w+=|\sstyle=", html)
+
+
+def test_the_page_is_small() -> None:
+    """JS and CSS at most 150 kB gzipped, at most 20 modules."""
+    import gzip
+
+    files = [*PAGE.glob("*.js"), *PAGE.glob("*.css")]
+    assert len(list(PAGE.glob("*.js"))) <= 20
+    assert sum(len(gzip.compress(file.read_bytes())) for file in files) <= 150_000
+
+
+# ----------------------------------------------------------------------------------------------------- truth
+
+
+@pytest.mark.parametrize("name", [*ZOO, "foreign"])
+def test_any_model_opens_and_its_numbers_are_the_recorded_ones(name: str, zoo: Any, open_page: Open) -> None:
+    """200 random cells a model: the browser's arithmetic, Python's and the record agree."""
+    served = zoo(name)
+    seen = trace_of(served)
+    page = open_page(served)
+    generator = torch.Generator().manual_seed(4)
+    explained = [key for key in seen.values if has_rule(seen, key)]
+    places = []
+    for turn in range(200 if explained else 0):
+        key = explained[turn % len(explained)]
+        places.append(
+            (key, [int(torch.randint(size, (), generator=generator)) for size in seen.values[key].shape])
+        )
+    answers = page.evaluate(
+        """async (places) => {
+            const [{ recompute }, api, { app }] = await Promise.all(
+                ["ops", "api", "store"].map((name) => import(`/page/${name}.js`)));
+            const answers = [];
+            for (const [name, index] of places) {
+                const cell = await api.cell(app.trace.id, name, index);
+                answers.push([cell.value, recompute(cell), cell.tolerance]);
+            }
+            return answers;
+        }""",
+        places,
+    )
+    for (key, index), (value, again, tolerance) in zip(places, answers, strict=True):
+        recorded = float(seen.values[key][tuple(index)])
+        assert value == recorded, (key, index)
+        python = recompute(explain(seen, key, index))
+        slack = 1e-12 * max(1.0, abs(python))
+        assert abs(again - python) <= slack, (key, index)
+        assert abs(again - recorded) <= max(tolerance, 1e-6 * abs(recorded)), (key, index)
+    assert name == "foreign" or len(explained) > 40
+    for key, index in places[:3]:
+        go_to(page, key, index)
+        page.wait_for_selector("#recorded")
+        assert torch.tensor(number_shown(page)) == seen.values[key][tuple(index)].float()
+
+
+def has_rule(seen: Any, key: str) -> bool:
+    """Whether a rule tells how this value was made."""
+    try:
+        explain(seen, key, [0] * seen.values[key].dim())
+    except Unknown:
+        return False
+    return True
+
+
+def trace_of(served: Served, text: str = IDS) -> Any:
+    """The trace behind the page's first picture, made here."""
+    session = served.session
+    question = session.question({"text": text, "source": "4 9 2 11 7"})
+    source = None if question.source is None else torch.tensor([question.source])
+    return trace(served.model, torch.tensor([question.ids]), source=source)
+
+
+@pytest.mark.parametrize("name", ["experts sigmoid", "encoder-decoder"])
+def test_every_value_can_be_opened_by_keyboard(name: str, zoo: Any, open_page: Open) -> None:
+    """From the map down: Enter on a cell, then every button of the layer's values, without a mouse."""
+    page = open_page(zoo(name))
+    page.keyboard.press("g")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#recorded")
+    assert page.evaluate("document.activeElement.id") == "step-grid"
+    page.focus("#all-values summary")
+    page.keyboard.press("Enter")
+    names = page.eval_on_selector_all(
+        "#all-values button.value", "all => all.map((one) => one.title.split(' ')[0])"
+    )
+    assert len(names) >= 20
+    for i, value in enumerate(names):
+        page.locator("#all-values button.value").nth(i).focus()
+        page.keyboard.press("Enter")
+        until(
+            page,
+            "name => document.getElementById('steps-title').textContent.includes(name) "
+            "&& document.getElementById('step-grid').getAttribute('aria-label').includes(name)",
+            value,
+        )
+
+
+def test_the_table_of_a_picture_holds_the_recorded_numbers(served: Served, open_page: Open) -> None:
+    """`t` turns the picture into a table whose cells are the values, to the last bit."""
+    page = open_page(served, "#layer=1&head=3")
+    page.wait_for_selector("#row-table")
+    page.focus("#step-grid")
+    page.keyboard.press("t")
+    cells = page.eval_on_selector_all(
+        "#slice tbody tr", "rows => rows.map((row) => [...row.cells].slice(1).map((c) => c.textContent))"
+    )
+    recorded = served.value(trace_id(page), "decoder.blocks.1.attn.weights", at="0,3,:,:")
+    shown = torch.tensor([[float(text.replace("−", "-").replace("+", "")) for text in row] for row in cells])
+    assert torch.equal(shown, recorded)
+
+
+def test_ids_and_bytes_are_those_of_the_text(served: Served, open_page: Open) -> None:
+    """The ids on the map are what the model was given, and their bytes are the text's."""
+    page = open_page(served)
+    pieces = page.evaluate("import('/page/store.js').then(({ app }) => app.trace.pieces)")
+    assert served.tokenizer is not None
+    assert [piece["id"] for piece in pieces] == served.tokenizer.encode(TEXT)
+    assert bytes.fromhex("".join(piece["bytes"] for piece in pieces)) == TEXT.encode()
+    page.keyboard.press("g")
+    for _ in range(9):
+        page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    assert str(pieces[-1]["id"]) in page.inner_text(".facts")
+
+
+def test_the_embedding_strip_is_the_row_of_the_table(served: Served, open_page: Open) -> None:
+    """embed at position i is row id_i of the weights, bit for bit."""
+    page = open_page(served, "#v=embed")
+    weight = served.model.get_parameter("embed.weight")
+    strip = page.evaluate(
+        """async () => {
+            const [api, { app }] = await Promise.all(["api", "store"].map((n) => import(`/page/${n}.js`)));
+            const x = await api.slice(app.trace.id, "embed", "0,:,:");
+            return [app.trace.pieces.map((piece) => piece.id), [...x.data]];
+        }"""
+    )
+    assert torch.equal(torch.tensor(strip[1]), weight[strip[0]].detach().flatten())
+
+
+def test_the_last_row_of_the_map_is_what_the_model_says(served: Served, open_page: Open) -> None:
+    """The lens at the last depth is the argmax of the logits; words and probabilities are the model's own."""
+    page = open_page(served)
+    ids, p, logits = page.evaluate(
+        """import("/page/store.js").then(({ app }) => {
+            const { trace } = app;
+            const n = trace.pieces.length;
+            const last = (name) => [...trace[name].data.slice(-n)];
+            return [last("lens.id"), last("lens.p"), [...trace.logits.data]];
+        })"""
+    )
+    with torch.no_grad():
+        said = served.model(torch.tensor([served.session.question({"text": TEXT}).ids]))[0]
+    assert ids == said.argmax(-1).tolist()
+    assert torch.allclose(torch.tensor(p), said.softmax(-1).amax(-1), atol=1e-5)
+    assert torch.allclose(torch.tensor(logits), said[-1], atol=1e-4)
+    word = served.tokenizer.decode([ids[-1]]) if served.tokenizer else ""
+    assert word.strip() in page.inner_text("#readout")
+    assert float(re.search(r"[\d.e-]+$", page.inner_text("#delta"))[0]) <= 1e-4  # type: ignore[index]
+
+
+# ------------------------------------------------------------------------------------------------- attention
+
+
+def test_rows_sum_to_one_and_what_is_masked_is_zero(served: Served, open_page: Open) -> None:
+    """The row's sum is on screen; a masked key is exactly 0, hatched, and its reason is said."""
+    page = open_page(served, "#pos=4&head=1")
+    page.wait_for_selector("#row-sum")
+    assert abs(float(page.inner_text("#row-sum")) - 1) <= 1e-6
+    page.focus("#step-grid")
+    page.keyboard.press("End")
+    assert "causal mask" in page.inner_text("#step-grid-cell")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#recorded")
+    assert number_shown(page) == 0.0
+    weights = served.value(trace_id(page), "decoder.blocks.2.attn.weights", at="0,1,:,:")
+    assert torch.all(weights.triu(1) == 0)
+
+
+def test_a_window_says_so(zoo: Any, open_page: Open) -> None:
+    page = open_page(zoo("mqa window"), "#layer=0&head=0")
+    page.wait_for_selector("#row-table")
+    page.focus("#step-grid")
+    page.keyboard.press("Home")
+    assert "outside the window" in page.inner_text("#step-grid-cell")
+    assert "window of 3" in page.inner_text("#values")
+
+
+def test_shared_heads_are_named(zoo: Any, open_page: Open) -> None:
+    """Query head h uses key/value head h // G, and the picture says so."""
+    page = open_page(zoo("gqa interleaved"), "#layer=0&head=4")
+    page.wait_for_selector("#row-table")
+    assert "query head 4 uses key/value head 1 (3 share it)" in page.inner_text("#values")
+
+
+def test_a_score_is_its_query_times_its_key(served: Served, open_page: Open) -> None:
+    """The factors, the formula, the source line and the arithmetic of one score; Backspace walks forward."""
+    page = open_page(served, "#layer=1&head=3&at=decoder.blocks.1.attn.scores@0,3,9,5")
+    page.wait_for_selector("#again")
+    queries = served.value(trace_id(page), "decoder.blocks.1.attn.queries", at="0,3,9,:").double()
+    keys = served.value(trace_id(page), "decoder.blocks.1.attn.keys", at="0,1,5,:").double()
+    assert math.isclose(float(page.inner_text("#again")), float(queries @ keys) / 8**0.5, rel_tol=1e-12)
+    assert "✓" in page.inner_text("#difference")
+    assert page.locator("#formula math").count() == 1
+    line = page.inner_text(".line.here")
+    assert 'tap("scores"' in line
+    file, number = page.inner_text("#source-place").split(":")
+    source = Path(__file__).parents[2] / "src" / "clearhead" / file
+    assert source.read_text(encoding="utf-8").splitlines()[int(number) - 1].strip() in line
+    page.locator("#factors button.factor").first.focus()
+    page.keyboard.press("Enter")
+    until(page, "document.getElementById('cell-name').textContent.includes('queries')")
+    page.keyboard.press("Backspace")
+    until(page, "document.getElementById('cell-name').textContent.includes('scores')")
+
+
+def test_every_number_leads_back_to_embeddings_and_weights(served: Served, open_page: Open) -> None:
+    """Taking the first link again and again ends at the embedding."""
+    page = open_page(served, "#at=logits@0,3,7")
+    for _ in range(60):
+        page.wait_for_selector("#again")
+        name = page.inner_text("#cell-name")
+        links = page.locator("#factors button.factor")
+        if links.count() == 0:
+            break
+        links.first.click()
+        until(page, "name => document.getElementById('cell-name').textContent !== name", name)
+    assert name.startswith("embed[")
+
+
+# ------------------------------------------------------------------------------------------------ next token
+
+
+def test_sampling_is_that_of_generate(served: Served, open_page: Open) -> None:
+    """Every step over random logits with ties: the tokens that stay, and their probabilities."""
+    page = open_page(served)
+    generator = torch.Generator().manual_seed(0)
+    cases = []
+    for k, p, m, heat, rep in [
+        (0, 1, 0, 1, 1),
+        (5, 1, 0, 0.7, 1),
+        (0, 0.6, 0, 1.3, 1),
+        (0, 1, 0.2, 1, 1.5),
+        (20, 0.9, 0.05, 0.5, 1.2),
+        (1, 0.0, 1.0, 2, 0.5),
+    ]:
+        logits = (torch.randn(300, generator=generator) * 3).mul(8).round() / 8
+        settings = {
+            "temperature": heat,
+            "top_k": k,
+            "top_p": p,
+            "min_p": m,
+            "repetition_penalty": rep,
+            "seed": 1,
+        }
+        cases.append((logits, settings, [3, 7, 7, 20]))
+    for logits, settings, seen in cases:
+        got = page.evaluate(
+            """([logits, settings, seen]) => import("/page/sample.js").then(
+                ({ pipeline }) => [...pipeline(logits, settings, seen).after])""",
+            [logits.tolist(), settings, seen],
+        )
+        marked = torch.zeros(1, 300, dtype=torch.bool)
+        marked[0, seen] = True
+        wanted = penalise_repetition(logits[None].double(), marked, float(settings["repetition_penalty"]))
+        wanted = apply_temperature(wanted, float(settings["temperature"]))
+        wanted = keep_top_p(keep_top_k(wanted, settings["top_k"]), float(settings["top_p"]))
+        wanted = keep_min_p(wanted, float(settings["min_p"]))
+        wanted = wanted.softmax(-1)[0]
+        found = torch.tensor(got, dtype=torch.float64)
+        assert torch.equal(found > 0, wanted > 0), settings
+        assert torch.allclose(found, wanted, atol=1e-12)
+        assert abs(sum(got) - 1) < 1e-9
+
+
+def test_the_draw_follows_the_probabilities(served: Served, open_page: Open) -> None:
+    """The exponential race: over 4,000 seeds each token wins about as often as it is likely."""
+    page = open_page(served)
+    p = [0.5, 0.25, 0.15, 0.1, 0.0]
+    wins = page.evaluate(
+        """(p) => import("/page/sample.js").then(({ race }) => {
+            const wins = p.map(() => 0);
+            for (let seed = 0; seed < 4000; seed += 1) wins[race(p, seed, 3).winner] += 1;
+            return wins;
+        })""",
+        p,
+    )
+    assert wins[4] == 0
+    for count, share in zip(wins, p, strict=True):
+        assert abs(count / 4000 - share) < 4 * (share * (1 - share) / 4000) ** 0.5 + 1e-9
+
+
+def test_bars_and_others_sum_to_one(served: Served, open_page: Open) -> None:
+    """What is listed and what is not is everything, at any setting of the sliders."""
+    page = open_page(served)
+    for knob, value in [("temperature", "0.5"), ("top_k", "12"), ("top_p", "0.8"), ("temperature", "0")]:
+        page.locator(f"#knob-{knob}").evaluate(
+            "(one, value) => { one.value = value; one.dispatchEvent(new Event('input')); }", value
+        )
+        page.wait_for_timeout(30)
+        shares = page.eval_on_selector_all("#next-body .share", "all => all.map((one) => one.textContent)")
+        total = sum(float(text.strip("<%")) for text in shares if text != "cut")
+        assert abs(total - 100) < 1.0
+    assert "the likeliest" in page.inner_text("#pipeline")
+
+
+def test_a_forced_token_is_the_next_one(served: Served, open_page: Open) -> None:
+    """Click on a word: the model is given that very id, and the address holds it."""
+    page = open_page(served)
+    before = page.evaluate("import('/page/store.js').then(({ app }) => app.trace.pieces.map((p) => p.id))")
+    wanted = int(page.locator("#next-body button.bar").nth(2).get_attribute("data-id"))
+    settled(page, lambda: page.locator("#next-body button.bar").nth(2).click())
+    after = page.evaluate("import('/page/store.js').then(({ app }) => app.trace.pieces.map((p) => p.id))")
+    assert after == [*before, wanted]
+    assert f".{wanted}" in page.url
+
+
+def test_the_server_speaks_as_generate_does(served: Served, open_page: Open) -> None:
+    """ "Continue" gives the tokens of `generate` for this text, these settings and this seed."""
+    from clearhead.generation.decode import generate
+
+    page = open_page(served, "#T=0.8&seed=11")
+    settled(page, lambda: page.locator("#continue").click())
+    until(page, "import('/page/store.js').then(({ app }) => app.state.ids?.length > 0 && !app.stale)")
+    ids = page.evaluate("import('/page/store.js').then(({ app }) => app.state.ids)")
+    open_page.close()  # the model is not for two at once
+    prompt = list(served.session.question({"text": TEXT}).ids)
+    assert isinstance(served.model, Transformer)
+    wanted = generate(served.model, [prompt], max_new_tokens=20, temperature=0.8, seed=11)
+    assert ids[len(prompt) :] == list(wanted[0])
+
+
+# ----------------------------------------------------------------------------------------------------- edits
+
+
+def test_an_edit_moves_the_numbers_and_switching_it_off_restores_them(
+    served: Served, open_page: Open
+) -> None:
+    """`x` on a head; the first trace's number comes back, and nothing upstream changed."""
+    page = open_page(served)
+    first = trace_id(page)
+    page.keyboard.press("h")
+    page.keyboard.press("ArrowUp")
+    settled(page, lambda: page.keyboard.press("x"))
+    edited = trace_id(page)
+    assert edited != first
+    assert "edits=" in page.url
+    mixed = served.value(edited, "decoder.blocks.1.attn.mixed", at="0,:,:,:")
+    assert torch.all(mixed[0] == 0) and torch.any(mixed[1] != 0)
+    upstream = "decoder.blocks.1.attn.weights"
+    assert torch.equal(served.value(edited, upstream), served.value(first, upstream))
+    assert "→" in page.inner_text("#effect")
+    settled(page, lambda: page.locator("#edit-0").click())
+    assert trace_id(page) == first
+
+
+def test_every_head_can_be_tried(served: Served, open_page: Open) -> None:
+    """The sweep over all heads says how far it is and ranks what they change."""
+    page = open_page(served)
+    page.locator("#sweep").click()
+    page.wait_for_selector("text=12 of 12 heads")
+    assert page.locator(".ranking li").count() == 5
+
+
+# -------------------------------------------------------------------------------------- state, speed, safety
+
+
+def test_state_and_address_are_one_to_one(served: Served, open_page: Open) -> None:
+    """Random states, written and read: equal; an address, read and written: the same."""
+    page = open_page(served)
+    texts = ["", "a b", "ünï 字 ⏎\n#&=;@%2C", "x" * 50, "1.5e3"]
+    states = []
+    for turn in range(60):
+        one = torch.Generator().manual_seed(turn)
+        pick = lambda n, one=one: int(torch.randint(n, (), generator=one))  # noqa: E731
+        place = {
+            "name": f"decoder.blocks.{pick(9)}.attn.scores",
+            "index": [0, pick(4), pick(30), pick(30)][: pick(5)],
+        }
+        edit = {
+            "name": "decoder.blocks.0.ff", "kind": ["zero", "scale", "mean"][pick(3)],
+            "at": [None, pick(5)][: pick(3)], "value": [None, 0.5, -2.0][pick(3)], "on": bool(pick(2)),
+        }  # fmt: skip
+        states.append(
+            {
+                "text": texts[pick(5)], "source": texts[pick(5)], "ids": [None, [3, 1, 4]][pick(2)],
+                "stack": pick(2),
+                "position": [None, 0, 7][pick(3)], "row": [None, -1, 3][pick(3)], "layer": [None, 2][pick(2)],
+                "head": [None, 0, 5][pick(3)], "kind": ["self", "cross"][pick(2)], "lead": [0, 2][: pick(3)],
+                "value": [None, "embed"][pick(2)], "cell": [None, place][pick(2)], "trail": [place] * pick(3),
+                "edits": [edit] * pick(3), "paint": ["p", "norm"][pick(2)], "wide": bool(pick(2)),
+                "guide": pick(10),
+                "lang": ["", "zh"][pick(2)], "theme": ["", "dark"][pick(2)],
+                "sampling": {
+                    "temperature": [1, 0, 0.35][pick(3)], "top_k": pick(9), "top_p": [1, 0.9][pick(2)],
+                    "min_p": [0, 0.1][pick(2)], "repetition_penalty": [1, 1.2][pick(2)],
+                    "seed": pick(99),
+                },
+            }
+        )  # fmt: skip
+    pairs = page.evaluate(
+        """(states) => import("/page/state.js").then(({ encode, decode, first }) => states.map((state) => {
+            const whole = { ...first(), ...state };
+            const address = encode(whole);
+            const again = decode("#" + address);
+            const texts = [JSON.stringify(whole), JSON.stringify(again.state)];
+            return [...texts, address, encode(again.state), again.problems];
+        }))""",
+        states,
+    )
+    for state, again, address, once_more, problems in pairs:
+        assert json.loads(again) == json.loads(state)
+        assert once_more == address
+        assert problems == []
+
+
+def test_back_reload_and_links_restore_what_was_seen(served: Served, open_page: Open) -> None:
+    page = open_page(served, "#layer=1&head=2&at=decoder.blocks.1.attn.weights@0,2,6,3")
+    page.wait_for_selector("#again")
+    seen = page.inner_text("#recorded")
+    page.locator("#factors button.factor").first.click()
+    until(page, "document.getElementById('cell-name').textContent.includes('scores')")
+    page.go_back()
+    until(page, "document.getElementById('cell-name').textContent.includes('weights')")
+    until(page, "seen => document.getElementById('recorded')?.textContent === seen", seen)
+    page.reload()
+    page.wait_for_selector("#again")
+    assert page.inner_text("#recorded") == seen
+
+
+def test_an_address_that_is_not_understood_says_so(served: Served, open_page: Open) -> None:
+    page = open_page(served, "#layer=one&nonsense=1")
+    assert page.inner_text("#status-note") == "not understood in the address: layer, nonsense"
+
+
+def test_the_last_keystroke_wins(served: Served, open_page: Open) -> None:
+    """Thirty keys typed fast: the picture belongs to the whole text, and far fewer passes were made."""
+    page = open_page(served)
+    answers: list[str] = []
+    page.on(
+        "requestfinished",
+        lambda request: answers.append(request.url) if request.url.endswith("/api/trace") else None,
+    )
+    more = " and the dog did the cat on a m"
+    page.focus("#text")
+    page.keyboard.press("End")
+    page.keyboard.type(more, delay=10)
+    until(page, SHOWS, TEXT + more)
+    assert page.input_value("#text") == TEXT + more
+    assert len(answers) <= len(more)
+
+
+def test_a_text_that_is_too_long_is_refused_with_the_limit(zoo: Any, open_page: Open) -> None:
+    """The message names the limit, and the picture of the text before is marked as such."""
+    page = open_page(zoo("mha rotary"))
+    page.fill("#text", " ".join(["7"] * 50))
+    until(page, "() => document.getElementById('status').classList.contains('problem')")
+    assert "40" in page.inner_text("#status")
+    assert page.evaluate("document.body.classList.contains('stale')")
+    open_page.complaints.remove(REFUSED)
+
+
+def test_the_page_says_when_the_server_is_gone_and_recovers(served: Served, browser: Any) -> None:
+    """Nobody answers: it is said. Somebody answers again: the picture is that of the text in the box."""
+    context = browser.new_context(offline=False)
+    page = context.new_page()
+    page.goto(served.base_url)
+    page.wait_for_selector(READY)
+    context.set_offline(True)
+    page.fill("#text", "the dog")
+    page.wait_for_selector("text=does not answer")
+    context.set_offline(False)
+    until(page, SHOWS, "the dog")
+    until(page, "() => !document.querySelector('#status.problem')")
+    context.close()
+
+
+# ---------------------------------------------------------------------------------------------------- access
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "forced"])
+def test_axe_finds_nothing(look: str, served: Served, open_page: Open) -> None:
+    """No violation in any main state, in light, dark and forced colours."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    options = {"light": {}, "dark": {"color_scheme": "dark"}, "forced": {"forced_colors": "active"}}[look]
+    fragment = (
+        "#q=4&layer=1&head=2&at=decoder.blocks.1.attn.weights@0,2,6,3&edits=scale:decoder.blocks.0.ff@*,2=0.5"
+    )
+    page = open_page(served, fragment, **options)
+    page.wait_for_selector("#again")
+    page.locator("#all-values summary").click()
+    page.locator("#take summary").click()
+    check_axe(Axe(), page)
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("?")
+    check_axe(Axe(), page)
+    page.keyboard.press("Escape")
+    page.evaluate("import('/page/store.js').then(({ go }) => go({ value: 'tokens', cell: null }))")
+    page.wait_for_selector(".facts")
+    check_axe(Axe(), page)
+
+
+def check_axe(axe: Any, page: Any) -> None:
+    found = axe.run(page).response["violations"]
+    assert [(one["id"], [node["html"][:120] for node in one["nodes"]]) for one in found] == []
+
+
+def test_a_journey_by_keyboard_alone(served: Served, open_page: Open) -> None:
+    """Text → number → edit → export, with the keyboard and nothing else; the live cell says the number."""
+    page = open_page(served)
+    page.keyboard.press("/")
+    page.keyboard.press("End")
+    settled(page, lambda: page.keyboard.type(" a"))
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") == "map-0"
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("h")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "step-grid"
+    page.wait_for_selector("#row-table")
+    page.keyboard.press(" ")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "number"
+    page.wait_for_selector("#again")
+    spoken = page.inner_text("#step-grid-cell")
+    assert spoken.split(": ")[-1] == page.inner_text("#number-title").split(": ")[-1]
+    settled(page, lambda: page.keyboard.press("x"))
+    assert page.locator(".edits li").count() == 1
+    page.locator("#take summary").focus()
+    page.keyboard.press("Enter")
+    page.locator("#take-csv").focus()
+    with page.expect_download() as download:
+        page.keyboard.press("Enter")
+    lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "query,key,score,weight"
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (1024, 768), (390, 844)])
+def test_nothing_is_cut_off_on_any_screen(width: int, height: int, served: Served, open_page: Open) -> None:
+    """No sideways scrolling of the page; every panel is within the screen; the map is drawn."""
+    page = open_page(served, "#layer=1&head=2&at=decoder.blocks.1.attn.weights@0,2,6,3", width, height)
+    page.wait_for_selector("#again")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for panel in ("map", "next", "heads", "steps", "number"):
+        box = page.locator(f"#{panel}").bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width, panel
+    inked = page.evaluate(
+        """() => {
+            const canvas = document.querySelector("#map-0 canvas");
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            return data.filter((x, i) => i % 4 === 3 && x > 0).length / (canvas.width * canvas.height);
+        }"""
+    )
+    assert inked > 0.2
+
+
+def test_a_tap_does_what_a_click_does(served: Served, open_page: Open) -> None:
+    page = open_page(served, "", 390, 844, has_touch=True)
+    box = page.locator("#map-0 canvas").bounding_box()
+    page.touchscreen.tap(box["x"] + 130, box["y"] + 78)
+    assert page.get_attribute("#map-0", "data-column") == "0"
+
+
+@pytest.mark.parametrize("language", ["en-US", "zh-CN"])
+def test_nine_questions_are_answered_with_this_models_numbers(
+    language: str, served: Served, open_page: Open
+) -> None:
+    """Every question has an answer that quotes a number, in both languages, and shows what it speaks of."""
+    page = open_page(served, "#q=1", locale=language)
+    for question in range(1, 10):
+        until(page, "() => !document.getElementById('guide-answer').textContent.includes('…')")
+        answer = page.inner_text("#guide-answer")
+        assert re.search(r"\d", answer) and not re.search(r"{\w+}", answer), answer
+        assert bool(re.search(r"[\u4e00-\u9fff]", answer)) == (language == "zh-CN")
+        if question < 9:
+            page.locator("#guide-look").click()
+            page.locator("#guide-next").click()
+    settled(page, lambda: page.locator("#guide-look").click())
+    assert "→" in page.inner_text("#effect")
+
+
+def test_every_sentence_exists_in_both_languages(served: Served, open_page: Open) -> None:
+    """The same keys and the same places for values; no key is used that does not exist."""
+    page = open_page(served)
+    tables = page.evaluate("import('/page/text.js').then(({ tables }) => tables)")
+    assert tables["en"].keys() == tables["zh"].keys()
+    for key, text in tables["en"].items():
+        assert set(re.findall(r"{(\w+)}", text)) == set(re.findall(r"{(\w+)}", tables["zh"][key])), key
+    used = set()
+    for file in PAGE.glob("*.js"):
+        used |= set(re.findall(r"\bt\(\"([\w.-]+)\"", file.read_text(encoding="utf-8")))
+    assert used <= tables["en"].keys()
+
+
+def test_the_offered_python_prints_the_same_number(served: Served, open_page: Open) -> None:
+    """What "copy as Python" shows is a program whose names and index are those on screen."""
+    page = open_page(served, "#at=decoder.blocks.1.attn.scores@0,3,9,5")
+    page.wait_for_selector("#again")
+    seen = number_shown(page)
+    page.locator("#take summary").click()
+    page.locator("#python-open").click()
+    program = page.inner_text("#python")
+    open_page.close()  # the model is not for two at once
+    tokens = torch.tensor([json.loads(re.search(r"tensor\(\[(\[.*?\])\]\)", program)[1])])  # type: ignore[index]
+    values = trace(served.model, tokens).values
+    printed = eval(
+        re.search(r"print\(seen\.values(\[.*\])\.item", program)[1].join(["values", ""]), {"values": values}
+    )  # type: ignore[index]
+    assert torch.tensor(seen) == printed
+
+
+def test_pictures_can_be_taken_away(served: Served, open_page: Open) -> None:
+    """The map as SVG holds the words and is well-formed; the trace's file is safetensors."""
+    from xml.etree import ElementTree
+
+    page = open_page(served)
+    page.locator("#take summary").click()
+    with page.expect_download() as download:
+        page.locator("#take-svg").click()
+    picture = ElementTree.parse(download.value.path()).getroot()
+    words = [one.text for one in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert "cat" in words and len(words) > 60
+
+
+class Quiet(nn.Module):
+    """A model whose output is no logits at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(61, 4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.table(tokens).sum(-1)
+
+
+def test_what_was_not_recorded_is_said(serve: Serve, open_page: Open) -> None:
+    """A module of which hardly anything is known opens, and says what there is not."""
+    page = open_page(serve(Quiet().eval(), None, "1 2 3", name="quiet"))
+    assert "No attention was recorded" in page.inner_text("#heads")
