@@ -12,6 +12,7 @@ the recorded ones is kept as `delta`.
 """
 
 import hashlib
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from clearhead.inspector.record import Edit, Recorder, hear, record
 from clearhead.inspector.trace import Trace, Tracer, trace
 from clearhead.inspector.views import (
     Lens,
+    halved,
     head_scores,
     lens,
     norms,
@@ -233,18 +235,14 @@ class Passes:
         return found
 
     def whole(self, found: Pass) -> Pass:
-        """The same pass with all its values, and what it says taken from them; a long one stays as it is.
+        """The same pass with all its values, of a long one its rows; what it says is taken from them.
 
         Of a pass that was made longer, the lens of the rows above the last one stays as it was shown.
         """
         if found.trace is None and not found.rows:
-            question = found.question
             with self._running(lambda: None):
-                made = trace(self.model, self._tensor(question.ids), source=self._source(question))
-            found.trace, found.output = made, made.values["logits"][0]
-            for look in self.looks:
-                weights = made.values[f"{look.path}.weights"]
-                found.heads[look.path] = self._heads(look, weights, question)
+                values, heads = self._read_all(found, found.question)
+            found.output, found.heads = values["logits"][0], heads
             if found.lens is not None:
                 ids, p = found.lens.ids.clone(), found.lens.p.clone()
                 ids[-1], p[-1] = top_words(found.output)
@@ -310,49 +308,45 @@ class Passes:
 
     def _new(self, number: str, question: Question) -> Pass:
         """A pass of all tokens at once."""
-        tokens, source = self._tensor(question.ids), self._source(question)
-        if question.edits or self.n_bytes(question) <= SHORT:
-            whole = trace(self.model, tokens, source=source, edits=question.edits)
-            heads = {
-                look.path: self._heads(look, whole.values[f"{look.path}.weights"], question)
-                for look in self.looks
-            }
-            found = self._pass(number, question, whole.values, heads)
-            found.trace = whole
-        else:
-            heads = {}
-            looks = {look.path: look for look in self.looks}
-
-            def keep(path: str, weights: Tensor) -> None:
-                if path in looks:
-                    heads[path] = self._heads(looks[path], weights, question)
-
-            harvest = self._harvest(keep)
-            with hear(self.model, harvest):
-                self.model(tokens, **({} if source is None else {"source": source}))
-            found = self._pass(number, question, harvest.values, heads)
-            found.rows = {name: harvest.values[name] for names in self.map.values() for name in names} | {
-                "logits": harvest.values["logits"]
-            }
-            found.given = harvest.given
+        found = Pass(number, question, torch.empty(0), None, {}, {}, None, 0.0)
+        values, found.heads = self._read_all(found, question)
+        self._fill(found, values)
         if not question.edits and isinstance(self.model, Transformer):
-            found.delta = self._begin(found, tokens, source)
+            found.delta = self._begin(found, self._tensor(question.ids), self._source(question))
         return found
 
-    def _pass(
-        self, number: str, question: Question, values: dict[str, Tensor], heads: dict[str, Heads]
-    ) -> Pass:
+    def _read_all(self, found: Pass, question: Question) -> tuple[dict[str, Tensor], dict[str, Heads]]:
+        """Run all tokens at once, and keep in `found` every value, or of a long text the rows of the map."""
+        tokens, source = self._tensor(question.ids), self._source(question)
+        looks = {look.path: look for look in self.looks}
+        if question.edits or self.n_bytes(question) <= SHORT:
+            found.trace = trace(self.model, tokens, source=source, edits=question.edits)
+            values = found.trace.values
+            return values, {
+                path: self._heads(look, values[f"{path}.weights"], question) for path, look in looks.items()
+            }
+        heads: dict[str, Heads] = {}
+
+        def keep(path: str, weights: Tensor) -> None:
+            if path in looks:
+                heads[path] = self._heads(looks[path], weights, question)
+
+        harvest = self._harvest(keep)
+        with hear(self.model, harvest):
+            self.model(tokens, **({} if source is None else {"source": source}))
+        names = [*itertools.chain(*self.map.values()), "logits"]
+        found.rows, found.given = {name: harvest.values[name] for name in names}, harvest.given
+        return harvest.values, heads
+
+    def _fill(self, found: Pass, values: dict[str, Tensor]) -> None:
         """What the map shows of these values."""
-        output = values["logits"][0]
-        lengths = {}
-        shown = None
+        found.output = values["logits"][0]
         for stack in self.stacks:
             rows = torch.cat([values[name] for name in self.map[stack["name"]]])
-            lengths[stack["name"]] = norms(rows)
+            found.norms[stack["name"]] = norms(rows)
             if stack is self.main and self._has_lens():
                 assert isinstance(self.model, Transformer)
-                shown = lens(self.model, rows[:-1], output)
-        return Pass(number, question, output, shown, lengths, heads, None, 0.0)
+                found.lens = lens(self.model, rows[:-1], found.output)
 
     def _has_lens(self) -> bool:
         return isinstance(self.model, Transformer) and self.model.config.head in LENS_HEADS
@@ -432,8 +426,6 @@ class Passes:
         length = len(question.ids)
         if start < max(1, length // 2) or not self._can_join(base, start, length):
             return None
-        if not base.rows and self.n_bytes(question) > SHORT:
-            return None  # from here on the rows are kept
         model = self.model
         assert isinstance(model, Transformer)
         self._make_room(length)
@@ -466,7 +458,7 @@ class Passes:
         """Whether what is kept of the base is enough to join new tokens to it."""
         if self._has_lens() and base.lens is None:
             return False
-        if start < base.length or pool_factor(length, length) != pool_factor(base.length, base.length):
+        if start < base.length:
             return all(
                 base.heads[look.path].rows is not None for look in self.looks if look.stack != "encoder"
             )
@@ -510,8 +502,11 @@ class Passes:
             return heads
         keys = heads.last.shape[-1] if look.cross else len(question.ids)
         factor = pool_factor(len(question.ids), keys)
-        if start == base.length and factor == heads.factor:
-            return heads
+        if start == base.length:
+            if factor == heads.factor:
+                return heads
+            grown = halved(heads.picture, (factor // heads.factor).bit_length() - 1)
+            return replace(heads, picture=grown, factor=factor)
         assert heads.rows is not None
         rows, left = [], start
         for part in heads.rows:

@@ -70,8 +70,18 @@ def norms(rows: Float[Tensor, "R T D"]) -> Float[Tensor, "R T"]:
 
 
 def pool_factor(n_queries: int, n_keys: int) -> int:
-    """How many cells on a side one pixel of a thumbnail stands for."""
-    return math.ceil(max(n_queries, n_keys, 1) / THUMBNAIL)
+    """How many cells on a side one pixel of a thumbnail stands for: a power of two, so that pictures of a
+    text that grows can be halved.
+    """
+    return 1 << max(0, math.ceil(math.log2(max(n_queries, n_keys, 1) / THUMBNAIL)))
+
+
+def halved(picture: UInt8[Tensor, "H 32 32"], times: int) -> UInt8[Tensor, "H 32 32"]:
+    """The picture whose pixels stand for twice as many cells on a side, or 2^times as many."""
+    for _ in range(times):
+        small = picture.unflatten(2, (-1, 2)).amax(3).unflatten(1, (-1, 2)).amax(2)
+        picture = F.pad(small, (0, THUMBNAIL // 2, 0, THUMBNAIL // 2))
+    return picture
 
 
 def thumbnails(weights: Float[Tensor, "H T S"], factor: int, first: int = 0) -> UInt8[Tensor, "H 32 32"]:

@@ -6,7 +6,7 @@ import { sequential } from "./colors.js";
 import { fill, h } from "./dom.js";
 import { makeGrid } from "./grid.js";
 import { CanvasPaint, pixels } from "./paint.js";
-import { app, go, layerIndex, redraw, stackAt } from "./store.js";
+import { app, go, layerIndex, piecesOf, redraw, stackAt } from "./store.js";
 import { t } from "./text.js";
 
 export const MEASURES = ["entropy", "distance", "previous", "same", "induction", "first"];
@@ -160,7 +160,8 @@ function draw(canvas, width) {
   const paint = new CanvasPaint(canvas, g.left + heads * g.wide + 2, layers * g.high + 2);
   const { theme } = app;
   const images = pictures();
-  const n = Math.min(32, app.trace.pieces.length);
+  let n = piecesOf(stackAt(app.state.stack)).length; // pixels in use: each stands for a power of two of cells
+  while (n > 32) n = Math.ceil(n / 2);
   paint.context.imageSmoothingEnabled = false;
   for (let layer = 0; layer < layers; layer += 1) {
     paint.text(String(layer), g.left - 6, layer * g.high + g.wide / 2 + 4, { size: 11, fill: theme.soft, anchor: "right" });
