@@ -453,5 +453,22 @@ def walk(served: Served, folder: Path) -> None:
         page.wait_for_function(
             "() => document.getElementById('train-title').textContent.includes('25 of 24')"
         )
+        assert complaints == []
+        for look in ({"color_scheme": "dark"}, {"forced_colors": "active"}):
+            assert violations(browser, served, **look) == []
         browser.close()
-    assert complaints == []
+
+
+def violations(browser: Any, served: Served, **look: Any) -> list[str]:
+    """What axe finds wrong with the training view on a phone, all of it open."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    context = browser.new_context(viewport={"width": 390, "height": 900}, bypass_csp=True, **look)
+    page = context.new_page()
+    page.goto(f"{served.base_url}/#time=1")
+    page.click("#sample-all summary")
+    page.wait_for_selector("#time-table tbody tr")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    found = [violation["id"] for violation in Axe().run(page).response["violations"]]
+    context.close()
+    return found

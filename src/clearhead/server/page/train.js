@@ -272,7 +272,7 @@ function drawSamples() {
     now
       ? [
           h("ol", { id: "sample-now" }, one(now)),
-          samples.length > 1 && h("details", { id: "sample-all", open: at("sample-all")?.open }, h("summary", null, t("train.samples", { n: samples.length })), h("ol", { class: "samples", tabindex: "0", role: "region", "aria-label": t("train.samples", { n: samples.length }) }, samples.map(one))),
+          samples.length > 1 && h("details", { id: "sample-all", open: at("sample-all")?.open }, h("summary", null, t("train.samples", { n: samples.length })), h("div", { class: "samples", tabindex: "0", role: "region", "aria-label": t("train.samples", { n: samples.length }) }, h("ol", null, samples.map(one)))),
         ]
       : h("p", { class: "soft small" }, t("train.samples.none")),
   );
