@@ -28,7 +28,7 @@ def upstream(values: dict[str, Tensor], name: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["scale", "replace", "patch"])
 @pytest.mark.parametrize("name", ["mha rotary", "experts", "encoder-decoder", "latent"])
-def test_writing_values_into_themselves_changes_no_bit(name: str, kind: Any) -> None:
+def test_invariant_23_writing_values_into_themselves_changes_no_bit(name: str, kind: Any) -> None:
     """All values of a pass at once."""
     plain = run(name)
     names = [key for key in plain if not key.endswith(".input") and "chosen" not in key]
@@ -40,7 +40,7 @@ def test_writing_values_into_themselves_changes_no_bit(name: str, kind: Any) -> 
 @pytest.mark.parametrize(
     "name", ["mha rotary", "sandwich soft-cap", "experts", "encoder", "encoder-decoder shared"]
 )
-def test_an_edit_changes_nothing_upstream(name: str) -> None:
+def test_invariant_23_an_edit_changes_nothing_upstream(name: str) -> None:
     plain = run(name)
     for value in ("middle", "attn.weights", "ff"):
         target = next(key for key in plain if key.endswith(value))
@@ -50,7 +50,7 @@ def test_an_edit_changes_nothing_upstream(name: str) -> None:
         assert not torch.equal(edited["logits"], plain["logits"])
 
 
-def test_no_head_means_the_bias_alone() -> None:
+def test_invariant_24_no_head_means_the_bias_alone() -> None:
     """With all heads of a layer switched off its attention adds b_O to every position."""
     values = run("sinks", Edit("decoder.blocks.1.attn.mixed", "zero"))
     bias = animal("sinks").decoder.blocks[1].attn.o.bias
@@ -128,7 +128,7 @@ def test_mistakes_are_named(mistake: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*ZOO, "foreign"])
-def test_the_source_line_is_where_the_value_is_made(name: str) -> None:
+def test_invariant_22_the_source_line_is_where_the_value_is_made(name: str) -> None:
     """The line of a tap holds its name; that of a module's output is in its own forward, and returns."""
     model = animal(name)
     t = trace(model, **inputs(model))

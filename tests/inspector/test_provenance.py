@@ -23,7 +23,7 @@ def cells_of(t: Trace, name: str, n: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("name", ZOO)
-def test_recorded_equals_recomputed(name: str, padded: bool) -> None:
+def test_invariant_21_recorded_equals_recomputed(name: str, padded: bool) -> None:
     """Random cells of every value of a pass, in float64 so that only wrong rules differ; none has no rule."""
     model = animal(name).double()
     t = trace(model, **inputs(model, padded))
