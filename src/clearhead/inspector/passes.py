@@ -174,6 +174,7 @@ class Passes:
             for path, child in model.named_modules()
             if any(path == layer["name"] for stack in self.stacks for layer in stack["layers"])
         ]
+        self.stop: Stop = lambda: None  # of the pass that runs
         self.kept: OrderedDict[str, Pass] = OrderedDict()
         self.asked: OrderedDict[str, Question] = OrderedDict()
         self.opened: tuple[str, str, Trace] | None = None  # the newest block that was run again
@@ -299,6 +300,7 @@ class Passes:
     @contextmanager
     def _running(self, stop: Stop) -> Iterator[None]:
         """No dropout, no gradients, and a look at `stop` after every block."""
+        self.stop = stop
         with ExitStack() as hooks:
             for block in self.blocks:
                 hooks.callback(block.register_forward_hook(lambda module, args, output: stop()).remove)
@@ -346,7 +348,7 @@ class Passes:
             found.norms[stack["name"]] = norms(rows)
             if stack is self.main and self._has_lens():
                 assert isinstance(self.model, Transformer)
-                found.lens = lens(self.model, rows[:-1], found.output)
+                found.lens = lens(self.model, rows[:-1], found.output, self.stop)
 
     def _has_lens(self) -> bool:
         return isinstance(self.model, Transformer) and self.model.config.head in LENS_HEADS

@@ -10,7 +10,7 @@ the model's own logits.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -47,15 +47,24 @@ def top_words(logits: Float[Tensor, "N V"]) -> tuple[Int[Tensor, " N"], Float[Te
     return ids.int(), torch.exp(top - wide.logsumexp(-1))
 
 
-def lens(model: Transformer, rows: Float[Tensor, "R T D"], logits: Float[Tensor, "T V"]) -> Lens:
+def lens(
+    model: Transformer,
+    rows: Float[Tensor, "R T D"],
+    logits: Float[Tensor, "T V"],
+    stop: Callable[[], None] = lambda: None,
+) -> Lens:
     """The lens of every row: the final norm and the head, applied to each position of it.
 
     `rows`: the rows of the map above the last one. The last row's lens is read off the model's `logits`.
+    `stop` is called now and then and may raise.
     """
     stack = model.stack
     flat = rows.flatten(0, 1)
     step = max(1, _LENS_NUMBERS // max(1, logits.shape[-1]))
-    found = [top_words(model.head(stack.norm(part)[None])[0]) for part in flat.split(step)]
+    found = []
+    for part in flat.split(step):
+        stop()
+        found.append(top_words(model.head(stack.norm(part)[None])[0]))
     found.append(top_words(logits))
     shape = (rows.shape[0] + 1, rows.shape[1])
     return Lens(*(torch.cat(parts).view(shape) for parts in zip(*found, strict=True)))

@@ -127,7 +127,7 @@ def prepare(
         ws="none",
         access_log=False,
         log_config=None,
-        log_level=logging.ERROR,
+        log_level=logging.CRITICAL,  # what goes wrong in the app is told by the guard, in one line
         server_header=False,
         date_header=False,
         lifespan="on",
