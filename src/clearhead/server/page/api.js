@@ -175,6 +175,9 @@ async function* pieces(path, request, signal) {
 /** Tokens from the server, drawn as the command line draws them, one by one. */
 export const generate = (request, signal) => pieces("/api/generate", request, signal);
 
+/** What each change does to one word: every head off, or every row of the map as in another trace. */
+export const sweep = (request, signal) => pieces("/api/sweep", request, signal);
+
 /** The run that is looked at, or null. */
 export const runName = first.run ?? null;
 export const run = async () => (await ask("/api/runs/current")).json();
@@ -192,7 +195,7 @@ export function follow(place, hear, again) {
   };
 }
 
-export const exportPath = (id, kind) => `/api/export/${id}.${kind}`;
+export const exportPath = (id, kind, query = "") => `/api/export/${id}.${kind}${query}`;
 
 // ---------------------------------------------------------------- tensors on the wire
 

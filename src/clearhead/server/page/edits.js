@@ -61,8 +61,8 @@ function sweepTools() {
       h(
         "ol",
         { class: "ranking" },
-        [...sweep.rows].sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 5).map(([change, layer, head]) =>
-          h("li", null, h("button", { type: "button", class: "link", onclick: () => go({ layer, head, kind: "self", value: null }) }, `${t("layer")} ${layer}, ${t("head")} ${head}`), ` ${brief(change, 3)}`),
+        [...sweep.rows].sort((a, b) => Math.abs(b.change) - Math.abs(a.change)).slice(0, 5).map(({ change, stack, layer, head, path }) =>
+          h("li", null, h("button", { type: "button", class: "link", onclick: () => go({ stack: stack === manifest.stacks.at(-1).name ? 0 : 1, position: null, row: null, layer, head, kind: path.endsWith(".cross") ? "cross" : "self", value: null }) }, `${manifest.stacks.length > 1 ? `${t(`stack.${stack}`)} ` : ""}${t("layer")} ${layer}, ${path.endsWith(".cross") ? `${t("kind.cross")}, ` : ""}${t("head")} ${head}`), ` ${brief(change, 3)}`),
         ),
       ),
   );
@@ -70,30 +70,27 @@ function sweepTools() {
 
 const sweepId = () => JSON.stringify([app.state.text, app.state.ids, app.state.source]);
 
-/** Switch every head off, one after the other, and note what the likeliest word's logit loses. */
+/** Let the server switch every head off, one after the other, and note what the likeliest word's logit loses. */
 async function runSweep() {
   const { trace, state } = app;
-  const stack = manifest.stacks.at(-1);
-  const word = argmax(trace.logits.data);
-  const base = trace.logits.data[word];
-  const heads = stack.layers.flatMap((layer, l) => Array.from({ length: layer.attention[0]?.n_heads ?? 0 }, (_, head) => [l, head, layer.attention[0].path]));
-  sweep = { stop: new AbortController(), rows: [], done: 0, all: heads.length, id: sweepId(), word };
+  sweep = { stop: new AbortController(), rows: [], done: 0, all: 0, id: sweepId(), word: argmax(trace.logits.data) };
   const mine = sweep;
-  const text = state.ids ? { ids: state.ids } : { text: state.text };
   const edits = state.edits.filter((edit) => edit.on).map(({ on, ...edit }) => edit);
-  for (const [layer, head, path] of heads) {
-    if (mine.stop.signal.aborted || sweepId() !== mine.id) break;
-    try {
-      const zero = { name: `${path}.mixed`, kind: "zero", at: [null, head], value: null };
-      const answer = await api.trace({ ...text, source: state.source || undefined, edits: [...edits, zero], select: null }, { quiet: true });
-      if (!answer) break; // the reader typed
-      mine.rows.push([answer.logits.data[word] - base, layer, head]);
-      mine.done += 1;
-    } catch (error) {
-      app.error = error.message || "away";
-      break;
+  const text = state.ids ? { ids: state.ids } : { text: state.text };
+  const asked = { ...text, source: state.source || undefined, step: state.step ?? undefined, edits, what: "heads", word: mine.word };
+  redraw();
+  try {
+    for await (const event of api.sweep(asked, mine.stop.signal)) {
+      if (sweepId() !== mine.id) mine.stop.abort(); // the reader typed
+      if (event.error) throw new Error(event.error);
+      if (event.all !== undefined) mine.all = event.all;
+      if (event.change === undefined) continue;
+      mine.done = event.done;
+      mine.rows.push(event);
+      redraw();
     }
-    redraw();
+  } catch (error) {
+    if (error.name !== "AbortError") app.error = error.message || "away";
   }
   mine.stop = null;
   redraw();

@@ -65,14 +65,14 @@ function place(i, seen) {
   const pieces = piecesOf(one);
   const scroller = document.getElementById(`map-${i}`)?.parentElement;
   const narrow = seen < 560;
-  const left = narrow ? 92 : 168;
+  const left = narrow ? 92 : 178;
   const room = seen - left - 10;
   const selected = app.state.stack === i ? position() : pieces.length - 1;
   const even = room / Math.max(1, pieces.length);
   let column = Math.min(76, even);
   let extra = 0;
   if (column < 34 && (app.state.wide || narrow)) column = 58;
-  else if (column < 34) {
+  else if (column < 23) {
     extra = 74;
     column = Math.max(2, (room - extra) / pieces.length);
   }
@@ -240,12 +240,12 @@ export function paintMap(paint, g, i) {
   if (here) drawLines(paint, g, one, X);
   for (let j = first; j < last; j += 1) {
     const chosen = j === at;
-    const size = chosen ? 15 : 14;
     const wide = g.w(j);
-    if (wide >= 30) {
+    const size = wide < 34 ? 11 : chosen ? 15 : 14;
+    if (wide >= 22) {
       const fill = chosen ? theme.accent : theme.ink;
-      paint.text(visible(g.pieces[j].text), X(j) + wide / 2, 26, { size, weight: 700, fill, width: wide - 4 });
-      paint.text(String(g.pieces[j].id), X(j) + wide / 2, 44, { size: 11, fill: theme.soft, width: wide - 4 });
+      paint.text(visible(g.pieces[j].text), X(j) + wide / 2, 26, { size, weight: 700, fill, width: wide - 2 });
+      paint.text(String(g.pieces[j].id), X(j) + wide / 2, 44, { size: wide < 34 ? 9.5 : 11, fill: theme.soft, width: wide - 2 });
     }
     if (chosen && selectedRow === -1) {
       paint.rect(X(j) + 1, 6, wide - 2, 44, { stroke: theme.accent, strokeWidth: 2, radius: 6 });
@@ -275,12 +275,13 @@ function drawCell(paint, g, i, row, r, j, x, extremes, at, selectedRow) {
   const ink = theme.forced ? theme.ink : inkOn(look.color);
   paint.rect(x + inset, y, w, high, { fill, radius, ...(theme.forced ? { stroke: theme.line } : {}), ...frame });
   if (theme.forced && look.share) paint.rect(x + inset, y + high - 3, w * Math.min(1, look.share), 3, { fill: theme.accent });
-  if (high < 20 || w < 30) return;
+  if (high < 20 || w < 19) return;
+  const tight = w < 31;
   const middle = x + g.w(j) / 2;
-  paint.text(look.word, middle, y + 14, { size: 12.5, weight: chosen ? 700 : 500, fill: ink, width: w - 4 });
+  paint.text(look.word, middle, y + 14, { size: tight ? 10.5 : 12.5, weight: chosen ? 700 : 500, fill: ink, width: w - 3 });
   const experts = expertsAt(stackAt(i), row, j);
   const small = experts.length ? experts.map(([e, share]) => `${e}·${share.toFixed(1).slice(1)}`).join(" ") : look.small;
-  if (small) paint.text(small, middle, y + 26.5, { size: 10.5, fill: ink, width: w - 2 });
+  if (small && !(tight && row.layer === null)) paint.text(small, middle, y + 26.5, { size: tight ? 9 : 10.5, fill: ink, width: w - 1 });
   if (look.mark) paint.rect(x + w - 5, y + 2, 4, 4, { fill: theme.accent, radius: 2 });
 }
 

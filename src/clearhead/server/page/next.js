@@ -71,7 +71,7 @@ export function drawNext() {
   const order = largest(steps.after, SHOWN);
   const listed = order.filter((id) => steps.after[id] > 0);
   for (const id of largest(steps.before, SHOWN)) if (listed.length < SHOWN && !listed.includes(id)) listed.push(id);
-  if (says() && listed.some((id) => !api.words.has(id))) api.vocabulary().then(drawNext, () => {});
+  if (says() && [...listed, drawn.winner].some((id) => !api.words.has(id))) api.vocabulary().then(drawNext, () => {});
   const rest = 1 - listed.reduce((sum, id) => sum + steps.after[id], 0);
   const others = steps.after.length - listed.length;
   fill(

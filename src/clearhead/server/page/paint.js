@@ -15,8 +15,9 @@ export function fit(text, font, width) {
   let out = text;
   if (measure.measureText(out).width > width) {
     const letters = [...text];
-    while (letters.length && measure.measureText(`${letters.join("")}…`).width > width) letters.pop();
-    out = letters.length ? `${letters.join("")}…` : "";
+    const end = width < 30 ? "" : "…"; // where there is hardly room, letters say more
+    while (letters.length && measure.measureText(letters.join("") + end).width > width) letters.pop();
+    out = letters.length ? letters.join("") + end : "";
   }
   if (widths.size > 20000) widths.clear();
   widths.set(key, out);

@@ -510,7 +510,7 @@ function valuePicture(value, lead, from, tensor) {
       paintValue(paint, wide);
       return paint.toString();
     },
-    below: () => [leadPickers(value, lead), h("p", { class: "soft small" }, t("values.legend", { op: value.op, axes: value.axes.join(" × "), shape: [...lead.map((i) => `[${i}]`), rows, columns].join(" × "), limit: brief(limit).slice(1) })), self.rowsCut()],
+    below: () => [leadPickers(value, lead), turningPairs(value, lead, self.at()[0] + from, tensor, from), h("p", { class: "soft small" }, t("values.legend", { op: value.op, axes: value.axes.join(" × "), shape: [...lead.map((i) => `[${i}]`), rows, columns].join(" × "), limit: brief(limit).slice(1) })), self.rowsCut()],
     rowsCut: () => (rows && from + rows < sizeOf(value.shape.at(-2)) ? h("p", { class: "soft small" }, t("steps.part", { from, to: from + rows - 1, n: sizeOf(value.shape.at(-2)) })) : null),
     csv: () => [[down || "row", across || "column", "value"], ...Array.from(tensor.data, (x, k) => [Math.floor(k / columns) + from, k % columns, exact(x)])],
   };
@@ -556,6 +556,48 @@ function valuePicture(value, lead, from, tensor) {
     if (step > 1) paint.text(t("values.pooled", { n: step }), layout.left, 14, { size: 11, fill: theme.soft, anchor: "left" });
   }
   return self;
+}
+
+/** Rotary positions: each pair of features as a point, before and after it was turned by its angle. */
+function turningPairs(value, lead, place, tensor, from) {
+  const { config } = api.manifest;
+  const part = /\.(queries|keys)$/.exec(value.name)?.[1];
+  if (!part || config?.positions !== "rotary" || config.latent || value.shape.length !== 4) return null;
+  const width = tensor.shape.at(-1);
+  const path = value.name.slice(0, -part.length - 1);
+  const letter = part === "queries" ? "q" : "k";
+  const normed = valueNamed(`${path}.${letter}_norm`);
+  const name = normed ? normed.name : `${path}.${letter}`;
+  const head = lead[1] ?? 0;
+  const spec = normed?.shape.length === 4 ? `0,${head},${place},:` : `0,${place},${head * width}:${(head + 1) * width}`;
+  const key = `${app.trace.id}|${name}|${spec}`;
+  if (turned.key !== key) {
+    turned = { key, before: null };
+    api.slice(app.trace.id, name, spec).then((before) => {
+      if (turned.key === key) turned.before = before.data;
+      redraw();
+    }, () => {});
+  }
+  if (!turned.before) return null;
+  const after = tensor.data.subarray((place - from) * width, (place - from + 1) * width);
+  const size = config.rotary_dim ?? width;
+  const half = config.rotary_layout !== "interleaved";
+  const pairs = Array.from({ length: Math.min(12, size / 2) }, (_, m) => (half ? [m, m + size / 2] : [2 * m, 2 * m + 1]));
+  return [
+    h("p", { class: "small" }, t("turn.title", { n: place, shown: pairs.length, all: size / 2 })),
+    h("div", { class: "turns" }, pairs.map(([a, b], m) => turn([turned.before[a], turned.before[b]], [after[a], after[b]], m))),
+  ];
+}
+let turned = { key: "", before: null };
+
+/** One pair as two hands of a clock. */
+function turn(before, after, m) {
+  const most = Math.max(Math.hypot(...before), Math.hypot(...after), 1e-9);
+  let angle = Math.atan2(after[1], after[0]) - Math.atan2(before[1], before[0]);
+  if (angle < -1e-4) angle += 2 * Math.PI;
+  const hand = ([x, y], kind) => h("line", { class: kind, x1: 37, y1: 37, x2: 37 + (30 * x) / most, y2: 37 - (30 * y) / most });
+  const label = t("turn.pair", { m, angle: angle.toFixed(3), length: Math.hypot(...after).toFixed(3) });
+  return h("svg", { viewBox: "0 0 74 90", role: "img", "aria-label": label }, h("circle", { cx: 37, cy: 37, r: 32 }), hand(before, "before"), hand(after, "after"), h("text", { x: 37, y: 86 }, `${m}: ${angle.toFixed(2)}`));
 }
 
 /** Choose the leading indices of a value with more than two axes. */

@@ -14,7 +14,7 @@ const safe = (name) => name.replace(/[^\w.-]+/g, "_");
 
 export function drawTakeaway() {
   const item = (id, text, onclick) => h("li", null, h("button", { type: "button", id, onclick }, text));
-  const file = (id, text, kind) => h("li", null, h("a", { id, href: app.trace ? api.exportPath(app.trace.id, kind) : "#", download: `trace.${kind}` }, text));
+  const file = (id, text, kind, query = "") => h("li", null, h("a", { id, href: app.trace ? api.exportPath(app.trace.id, kind, query) : "#", download: `trace.${kind}` }, text));
   fill(
     document.getElementById("take-list"),
     item("take-link", t("take.link"), () => copy(location.href, t("take.copied"))),
@@ -23,8 +23,16 @@ export function drawTakeaway() {
     item("take-steps", t("take.steps"), () => shownPicture() && download("steps.svg", shownPicture().svg(), "image/svg+xml")),
     item("take-csv", t("take.csv"), takeCsv),
     file("take-tensors", t("take.tensors"), "safetensors"),
+    file("take-page", t("take.page"), "html", savedCells()),
     item("python-open", t("take.python"), openPython),
   );
+}
+
+/** The numbers whose arithmetic goes into the offline page: the one on screen and those it was reached from. */
+function savedCells() {
+  const { cell, trail } = app.state;
+  const cells = [...trail, cell].filter(Boolean).map(({ name, index }) => `${name}@${index.join(",")}`);
+  return cells.length ? `?cells=${encodeURIComponent(cells.join(";"))}` : "";
 }
 
 async function copy(text, done) {
