@@ -33,9 +33,66 @@ export function drawEdits() {
           ),
         ),
       ),
-    edits.length > 0 && effect(),
+    (edits.length > 0 || app.state.against) && effect(),
+    compareBox(),
     sweepTools(),
   );
+}
+
+/** Another text to compare with, and how to change that. */
+function compareBox() {
+  if (manifest.stacks.length === 0) return null;
+  const { against } = app.state;
+  return h(
+    "details",
+    { id: "compare", open: against !== "" },
+    h("summary", null, t("compare.title")),
+    h(
+      "label",
+      { class: "box other" },
+      h("span", null, t("compare.text")),
+      h("input", { type: "text", id: "against", value: against, onchange: (event) => go({ against: event.target.value, paint: event.target.value ? "delta" : "p" }) }),
+    ),
+    against && h("p", { class: "soft small" }, t("compare.note")),
+    against && patchTools(),
+  );
+}
+
+/** The other text's vectors, put in one by one, where both have as many tokens. */
+function patchTools() {
+  const [ours, theirs] = [app.trace?.pieces.length, app.baseline?.pieces.length];
+  if (ours !== theirs) return h("p", { class: "soft small" }, t("patch.lengths", { a: ours ?? 0, b: theirs ?? 0 }));
+  const running = app.patched?.stop;
+  return h(
+    "div",
+    { class: "row" },
+    h("button", { type: "button", class: "small", id: "patch-all", onclick: running ? () => app.patched.stop.abort() : runPatches }, t(running ? "sweep.stop" : "patch.run")),
+    app.patched && h("span", { class: "soft small", id: "patch-note" }, t("patch.done", { done: app.patched.changes.size, all: app.patched.all, word: visible(wordOf(app.patched.word)) })),
+  );
+}
+
+async function runPatches() {
+  const { trace, state, baseline } = app;
+  const mine = { stop: new AbortController(), trace: trace.id, all: 0, word: argmax(trace.logits.data), changes: new Map() };
+  app.patched = mine;
+  go({ paint: "patch" }, true);
+  const text = state.ids ? { ids: state.ids } : { text: state.text };
+  const edits = state.edits.filter((edit) => edit.on && edit.kind !== "patch").map(({ on, ...edit }) => edit);
+  const asked = { ...text, source: state.source || undefined, step: state.step ?? undefined, edits, what: "rows", from: baseline.id, word: mine.word };
+  try {
+    for await (const event of api.sweep(asked, mine.stop.signal)) {
+      if (app.trace.id !== mine.trace) mine.stop.abort();
+      if (event.error) throw new Error(event.error);
+      if (event.all !== undefined) mine.all = event.all;
+      if (event.change === undefined) continue;
+      mine.changes.set(`${event.row}|${event.position}`, event.change);
+      redraw();
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") app.error = error.message || "away";
+  }
+  mine.stop = null;
+  redraw();
 }
 
 /** How the prediction moved. */
@@ -44,7 +101,7 @@ function effect() {
   if (!baseline?.logits || !trace?.logits || baseline === trace) return null;
   const [before, after] = [softmax(baseline.logits.data), softmax(trace.logits.data)];
   const [a, b] = [argmax(before), argmax(after)];
-  const line = (id) => t("edit.moved", { word: visible(wordOf(id)), before: percent(before[id]), after: percent(after[id]), logit: brief(trace.logits.data[id] - baseline.logits.data[id], 3) });
+  const line = (id) => t(app.state.against ? "compare.moved" : "edit.moved", { word: visible(wordOf(id)), before: percent(before[id]), after: percent(after[id]), logit: brief(trace.logits.data[id] - baseline.logits.data[id], 3) });
   return h("p", { id: "effect" }, line(a), a !== b && h("br"), a !== b && line(b));
 }
 

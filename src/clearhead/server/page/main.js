@@ -21,7 +21,7 @@ const at = (id) => document.getElementById(id);
 
 // ---------------------------------------------------------------- header
 
-const PAINTS = ["p", "norm", "delta"];
+const PAINTS = ["p", "norm", "delta", "patch"];
 
 function drawHeader() {
   const { state, trace } = app;
@@ -77,14 +77,14 @@ function settings() {
 
 function paintTools() {
   const { state } = app;
-  const edited = state.edits.some((edit) => edit.on);
+  const edited = state.against || state.edits.some((edit) => edit.on);
   if (manifest.stacks.length === 0) return [];
   return [
     h(
       "label",
       null,
       `${t("paint")} `,
-      h("select", { id: "paint-choice", onchange: (event) => go({ paint: event.target.value }, true) }, PAINTS.filter((name) => name !== "delta" || edited || state.paint === "delta").map((name) => h("option", { value: name, selected: state.paint === name }, t(`paint.${name}`)))),
+      h("select", { id: "paint-choice", onchange: (event) => go({ paint: event.target.value }, true) }, PAINTS.filter((name) => name === state.paint || (name !== "delta" || edited) && (name !== "patch" || app.patched)).map((name) => h("option", { value: name, selected: state.paint === name }, t(`paint.${name}`)))),
     ),
     h("label", { class: "check" }, h("input", { type: "checkbox", id: "wide", checked: state.wide, onchange: (event) => go({ wide: event.target.checked }, true) }), t("wide")),
   ];

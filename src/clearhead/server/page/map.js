@@ -8,7 +8,7 @@ import { css, diverging, inkOn, sequential } from "./colors.js";
 import { brief, percent, visible } from "./dom.js";
 import { makeGrid, say } from "./grid.js";
 import { CanvasPaint, SvgPaint } from "./paint.js";
-import { app, expertsOf, go, layerIndex, lengthsOf, manifest, piecesOf, position, redraw, rowIndex, rowsOf, select, show, stackAt, stacks } from "./store.js";
+import { app, beside, compared, expertsOf, go, layerIndex, lengthsOf, manifest, piecesOf, position, redraw, rowIndex, rowsOf, select, show, stackAt, stacks } from "./store.js";
 import { t } from "./text.js";
 
 const LIMIT = 680; // a map taller than this closes the layers that are not looked at
@@ -157,6 +157,8 @@ export function describe(i, r, column) {
   const parts = [where, rowName(row)];
   if (lens) parts.push(t("map.says", { word: visible(wordOf(lens.id)), p: percent(lens.p) }));
   if (norm !== null && norm !== undefined) parts.push(`‖·‖ ${brief(norm)}`);
+  const change = patchAt(row.name, column);
+  if (change !== undefined) parts.push(t("map.patch", { change: brief(change, 3) }));
   for (const [expert, weight] of expertsAt(one, row, column)) parts.push(t("map.expert", { n: expert, w: weight.toFixed(2) }));
   return parts.join(" · ");
 }
@@ -192,6 +194,12 @@ function keyOn(i, event, r, column) {
     say(t("edit.added", { name: row.added }));
     return true;
   }
+  if (event.key === "p" && row && app.state.against && compared()) {
+    const edit = { name: row.name, kind: "patch", at: [null, column], value: null, on: true };
+    go({ edits: [...app.state.edits, edit] });
+    say(t("edit.done"));
+    return true;
+  }
   return false;
 }
 
@@ -213,15 +221,26 @@ function looksOf(i, row, column, theme, extremes) {
   }
   if (!lens) return null;
   const word = visible(wordOf(lens.id));
-  if (state.paint === "delta" && baseline) {
-    const before = lensAt(baseline, row, column);
+  if (state.paint === "delta" && baseline && compared()) {
+    const there = beside(column);
+    if (there === null) return null;
+    const before = lensAt(baseline, row, there);
     const change = lens.p - (before?.p ?? 0);
     const other = before && before.id !== lens.id;
-    const small = `${brief(100 * change, 0)}`;
+    const small = `${change < 0 ? "−" : "+"}${Math.round(100 * Math.abs(change))}`;
     return { color: diverging(theme, change, 0.5), word, small, share: Math.abs(change), mark: other };
+  }
+  if (state.paint === "patch") {
+    const change = patchAt(row.name, column);
+    if (change === undefined) return null;
+    const most = Math.max(1e-9, ...Array.from(app.patched.changes.values(), Math.abs));
+    return { color: diverging(theme, change, most), word, small: brief(change, 2), share: Math.abs(change) / most };
   }
   return { color: sequential(theme, lens.p), word, small: percent(lens.p, 0), share: lens.p };
 }
+
+/** What putting the other text's vector here does to the logit, once that was tried. */
+const patchAt = (name, column) => (app.patched?.trace === app.trace.id ? app.patched.changes.get(`${name}|${column}`) : undefined);
 
 /** Draw a map with any paint. */
 export function paintMap(paint, g, i) {

@@ -7,7 +7,7 @@ import { brief, fill, h, percent, visible } from "./dom.js";
 import { say } from "./grid.js";
 import { wordOf } from "./map.js";
 import { largest, pipeline, race, softmax } from "./sample.js";
-import { app, go, manifest, position } from "./store.js";
+import { app, compared, go, manifest, position } from "./store.js";
 import { t } from "./text.js";
 
 const SHOWN = 9;
@@ -39,9 +39,8 @@ export function following() {
 
 /** Probabilities of the same position without the edits. */
 function before() {
-  const { baseline, trace, state } = app;
-  if (!baseline || baseline === trace || !state.edits.some((edit) => edit.on)) return null;
-  if (place() !== trace.pieces.length - 1 || !baseline.logits) return null;
+  const { baseline, trace } = app;
+  if (!compared() || place() !== trace.pieces.length - 1 || !baseline.logits) return null;
   return softmax(baseline.logits.data);
 }
 

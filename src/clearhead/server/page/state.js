@@ -24,6 +24,7 @@ export const first = () => ({
   cell: /** @type {Place|null} */ (null), // the number that is shown
   trail: /** @type {Place[]} */ ([]), // where the walk back came from
   edits: /** @type {Edit[]} */ ([]),
+  against: "", // the text that this one is compared with
   sampling: { temperature: 1, top_k: 0, top_p: 1, min_p: 0, repetition_penalty: 1, seed: 7 },
   paint: "p", // what the colour of the map's cells says
   wide: false, // columns wide enough for words, whatever the length
@@ -50,6 +51,7 @@ const FIELDS = [
   ["at", "cell", { write: place, read: readPlace }],
   ["trail", "trail", { write: (x) => x.map(place).join(";"), read: (x) => x.split(";").map(readPlace) }],
   ["edits", "edits", { write: (x) => x.map(writeEdit).join(";"), read: (x) => x.split(";").map(readEdit) }],
+  ["b", "against", text()],
   ["paint", "paint", text()],
   ["wide", "wide", { write: () => "1", read: () => true }],
   ["q", "guide", number()],

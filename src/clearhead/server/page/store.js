@@ -17,6 +17,8 @@ export const app = {
   baseline: null,
   /** the attention rows and logits of the selected position */
   lines: null,
+  /** what patching each cell of the map does: {trace, other, changes: "row|position" -> change of the logit} */
+  patched: null,
   stale: false,
   error: "",
   note: "",
@@ -40,7 +42,7 @@ export function redraw() {
 }
 
 /** What the model has to be asked again for. */
-const question = (state) => JSON.stringify([state.text, state.ids, state.source, state.step, active(state.edits)]);
+const question = (state) => JSON.stringify([state.against, state.text, state.ids, state.source, state.step, active(state.edits)]);
 const active = (edits) => edits.filter((edit) => edit.on).map(({ on, ...edit }) => edit);
 
 /**
@@ -85,24 +87,52 @@ export async function ask() {
   app.error = "";
   redraw();
   try {
-    const answer = await api.trace({ ...plain, edits, select });
+    const other = { ...plain, ...(state.against ? { text: state.against, ids: undefined } : {}) };
+    const patches = edits.some((edit) => edit.kind === "patch");
+    if (patches) await compare(other, edits, null); // what is put in must be there first
+    const sent = edits.map((edit) => (edit.kind === "patch" ? { ...edit, value: { trace: app.baseline?.id ?? "" } } : edit));
+    const answer = await api.trace({ ...plain, edits: sent, select });
     if (!answer) return; // a newer question is on its way
     app.trace = answer;
     app.error = "";
     app.stale = false;
     app.lines = null;
-    if (edits.length === 0) app.baseline = answer;
-    else if (!app.baseline || app.baseline.plain !== JSON.stringify(plain)) {
-      const baseline = await api.trace({ ...plain, edits: [], select }, { quiet: true });
-      if (baseline && question(app.state) === question(state)) app.baseline = baseline;
-    }
-    if (app.baseline && edits.length === 0) app.baseline.plain = JSON.stringify(plain);
+    if (!patches) await compare(other, edits, answer);
     fetchLines();
   } catch (error) {
     app.error = error.status === 0 ? "away" : error.message;
     if (error.status === 0) setTimeout(() => app.error === "away" && ask(), 2000);
   }
   redraw();
+}
+
+/** The trace that the picture is compared with: another text, or this one without edits. */
+async function compare(request, edits, answer) {
+  const { state } = app;
+  const plain = JSON.stringify(request);
+  if (edits.length === 0 && !state.against) {
+    app.baseline = answer;
+    answer.plain = plain;
+  } else if (app.baseline?.plain !== plain) {
+    const found = await api.trace({ ...request, edits: [] }, { quiet: true });
+    if (!found || question(app.state) !== question(state)) return;
+    app.baseline = found;
+    found.plain = plain;
+  }
+}
+
+/** Whether there is something to compare with. */
+export const compared = () => Boolean(app.baseline && app.baseline !== app.trace);
+
+/** The column of the other text that a column stands beside: texts are laid together at both ends. */
+export function beside(column) {
+  const [ours, theirs] = [app.trace.pieces, app.baseline.pieces];
+  let front = 0;
+  while (front < Math.min(ours.length, theirs.length) && ours[front].id === theirs[front].id) front += 1;
+  if (column < front || ours.length === theirs.length) return column;
+  const end = theirs.length - (ours.length - column);
+  const tail = ours.slice(column).every((piece, k) => piece.id === theirs[end + k]?.id);
+  return tail && end >= front ? end : null;
 }
 
 /** Start with the trace that came in the page, if the address asks for nothing else. */

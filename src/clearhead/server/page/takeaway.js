@@ -119,7 +119,7 @@ export function openTable() {
 
 export function openKeys() {
   const dialog = document.getElementById("dialog");
-  const keys = ["arrows", "enter", "esc", "layer", "head", "h", "text", "x", "m", "c", "t", "z", "space", "back", "q", "help"];
+  const keys = ["arrows", "enter", "esc", "layer", "head", "h", "text", "x", "m", "p", "c", "t", "z", "space", "back", "q", "help"];
   fill(
     dialog,
     h("h2", { id: "dialog-title" }, t("keys.title")),
