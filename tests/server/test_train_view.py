@@ -175,7 +175,7 @@ def test_invariant_35_a_step_is_the_trace_of_its_weights(looked: Served, run: Pa
     ids = looked.tokenizer.encode(TEXT) if looked.tokenizer else []
     name, weight = "decoder.blocks.1.attn.weights", "decoder.blocks.0.attn.q.weight"
     seen = {}
-    for step in [*steps[::-1], *steps]:
+    for step in [*steps[::-1], *steps[:3]]:
         tensors, about = looked.trace(text=TEXT, step=step)
         model = model_at(run, step)
         wanted = trace(model, torch.tensor([ids])).values
