@@ -187,12 +187,20 @@ export const story = (request, signal) => pieces("/api/runs/current/story", requ
 
 /** Hear what is added to the run from `place` on, until `hear` answers true: then all is asked for `again`. */
 export function follow(place, hear, again) {
-  const source = new EventSource(`/api/runs/current/events?place=${place}`);
-  source.onmessage = (event) => {
+  unfollow();
+  following = new EventSource(`/api/runs/current/events?place=${place}`);
+  following.onmessage = (event) => {
     if (!hear(JSON.parse(event.data))) return;
-    source.close();
+    unfollow();
     again();
   };
+}
+let following = null;
+
+/** Hear no more: a browser has few connections for all its pages. */
+export function unfollow() {
+  following?.close();
+  following = null;
 }
 
 export const exportPath = (id, kind, query = "") => `/api/export/${id}.${kind}${query}`;

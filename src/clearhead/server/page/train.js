@@ -65,6 +65,7 @@ export function trainViews() {
     draw: drawTime,
   });
   at("time").addEventListener("toggle", () => at("time").open !== app.state.time && go({ time: at("time").open }, true));
+  document.addEventListener("visibilitychange", () => (document.hidden ? api.unfollow() : load()));
   load();
 }
 
@@ -73,7 +74,7 @@ async function load() {
   try {
     run = await api.run();
     changes += 1;
-    api.follow(run.place, hear, load);
+    if (!document.hidden) api.follow(run.place, hear, load);
   } catch (error) {
     failed = error.message || "away";
     setTimeout(load, 2000);
