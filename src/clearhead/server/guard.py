@@ -204,11 +204,19 @@ class Patience(H11Protocol):
         self.arriving = self.loop.call_later(SECONDS_TO_ARRIVE, self.give_up)
 
     def data_received(self, data: bytes) -> None:
-        if self.arriving is None:
-            self.arriving = self.loop.call_later(SECONDS_TO_ARRIVE, self.give_up)
         super().data_received(data)
-        waiting = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
-        if not waiting and self.arriving is not None:
+        self.await_rest(self.conn.their_state in (h11.IDLE, h11.SEND_BODY))
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # half of the next request may have come with this one
+        if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
+            self.await_rest(self.conn.their_state in (h11.IDLE, h11.SEND_BODY))
+
+    def await_rest(self, some_is_missing: bool) -> None:
+        """Set the deadline of a request that has begun, or lift that of one that is there."""
+        if some_is_missing and self.arriving is None:
+            self.arriving = self.loop.call_later(SECONDS_TO_ARRIVE, self.give_up)
+        elif not some_is_missing and self.arriving is not None:
             self.arriving.cancel()
             self.arriving = None
 

@@ -133,7 +133,7 @@ def prepare(
         lifespan="on",
         limit_concurrency=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=LARGEST_HEAD,
-        timeout_keep_alive=30,  # longer than clients keep a line: none is closed while a request is on its way
+        timeout_keep_alive=30,  # longer than clients keep a line: none closes as a request arrives
         timeout_graceful_shutdown=1,
         proxy_headers=False,
     )
