@@ -271,8 +271,10 @@ class Session:
         """A number, numbers, or for a patch {"trace": id}: the same value of another pass."""
         if isinstance(value, dict) and isinstance(value.get("trace"), str):
             return self.passes.value(self.passes.find(value["trace"]), name)
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-            return value
+        if value is None:
+            return None
+        if isinstance(value, float) or (type(value) is int and abs(value) < 1 << 100):
+            return float(value)
         if isinstance(value, list) and kind != "patch":
             try:
                 return torch.tensor(value, dtype=torch.float32)
