@@ -494,6 +494,7 @@ KEYS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*differ although the config ties them")  # two copies stay two
 @pytest.mark.slow
 @MANY
 @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))
@@ -503,6 +504,7 @@ def test_any_change_to_config_json(changes: dict[str, Any], untouched: Path, fol
     refused_or_whole(folder)
 
 
+@pytest.mark.filterwarnings("ignore:.*differ although the config ties them")  # two copies stay two
 @pytest.mark.slow
 @MANY
 @given(name=st.sampled_from([*TWINS]), data=st.data())
