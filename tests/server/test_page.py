@@ -45,6 +45,8 @@ READY = "html[data-ready]:not([data-ready=''])"
 IDS = "3 14 15 9 26 5 14 15"
 SHOWS = """(text) => import("/page/store.js").then(
     ({ app }) => !app.stale && app.trace.pieces.map((piece) => piece.text).join("") === text)"""
+ARRIVED = """import("/page/store.js").then(({ app: { state: { cell } } }) =>
+    document.getElementById("cell-name")?.textContent === `${cell.name}[${cell.index.join(", ")}]`)"""
 REFUSED = "console: Failed to load resource: the server responded with a status of 400 (Bad Request)"
 
 
@@ -74,7 +76,7 @@ class Open:
         self.contexts.append(context)
         self.served.append(served)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda message: self.complaints.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
 
@@ -125,7 +127,7 @@ def zoo(serve: Serve) -> Callable[[str], Served]:
 
 def until(page: Any, expression: str, arg: Any = None) -> None:
     """Wait until this is true on the page; the page's policy forbids the browser to evaluate it by itself."""
-    for _ in range(400):
+    for _ in range(2400):
         if page.evaluate(expression, arg):
             return
         page.wait_for_timeout(25)
@@ -562,7 +564,7 @@ def test_another_text_can_be_put_in(served: Served, open_page: Open) -> None:
     )
     there, _ = served.trace(text=other)
     assert torch.allclose(logits, there["logits"], atol=1e-5)
-    page.locator("#edit-0").click()
+    settled(page, lambda: page.locator("#edit-0").click())
     until(page, "() => document.querySelector('#patch-all')")
     page.locator("#patch-all").click()
     until(page, "import('/page/store.js').then(({ app }) => app.patched?.stop === null)")
@@ -758,7 +760,7 @@ def test_a_journey_by_keyboard_alone(served: Served, open_page: Open) -> None:
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "number"
-    page.wait_for_selector("#again")
+    until(page, ARRIVED)
     spoken = page.inner_text("#step-grid-cell")
     assert spoken.split(": ")[-1] == page.inner_text("#number-title").split(": ")[-1]
     settled(page, lambda: page.keyboard.press("x"))

@@ -72,6 +72,7 @@ function patchTools() {
 }
 
 async function runPatches() {
+  if (app.stale) return;
   const { trace, state, baseline } = app;
   const mine = { stop: new AbortController(), trace: trace.id, all: 0, word: argmax(trace.logits.data), changes: new Map() };
   app.patched = mine;

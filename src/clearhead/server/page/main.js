@@ -69,7 +69,7 @@ function settings() {
   const dark = document.documentElement.dataset.theme === "dark";
   return [
     h("button", { type: "button", id: "guide-open", "aria-controls": "guide", "aria-expanded": String(state.guide > 0), onclick: () => go({ guide: state.guide ? 0 : 1 }) }, t("guide.open")),
-    h("button", { type: "button", id: "theme", "aria-pressed": String(dark), onclick: () => (go({ theme: dark ? "light" : "dark" }, true), setTheme(), redraw()) }, t(dark ? "theme.light" : "theme.dark")),
+    h("button", { type: "button", id: "theme", "aria-pressed": String(dark), onclick: () => go({ theme: dark ? "light" : "dark" }, true) }, t(dark ? "theme.light" : "theme.dark")),
     languages.map(([code, name]) => h("button", { type: "button", lang: code, class: "language", "aria-pressed": String(t("lang") === code), onclick: () => go({ lang: code }, true) }, name)),
     h("button", { type: "button", id: "keys-open", "aria-label": t("keys.title"), onclick: openKeys }, "?"),
   ];
@@ -184,8 +184,8 @@ if (manifest) {
   headViews();
   stepViews();
   trainViews();
-  for (const view of [drawHeader, () => setTheme(), drawMaps, drawNext, drawHeads, drawSteps, drawNumber, drawEdits, drawTakeaway, drawGuide, drawTrain]) onDraw(view);
+  const all = { drawHeader, drawMaps, drawNext, drawHeads, drawSteps, drawNumber, drawEdits, drawTakeaway, drawGuide, drawTrain };
+  for (const [name, view] of Object.entries(all)) onDraw(name.slice(4).toLowerCase(), view);
   listen();
   start();
-  setTheme();
 }

@@ -7,7 +7,7 @@ import * as api from "./api.js";
 import { brief, exact, fill, h } from "./dom.js";
 import { say } from "./grid.js";
 import { products, recompute, softmaxRow } from "./ops.js";
-import { app, go, manifest, redraw, show } from "./store.js";
+import { app, go, manifest, show } from "./store.js";
 import { t } from "./text.js";
 
 const SHOWN = 8;
@@ -22,10 +22,13 @@ export function drawNumber() {
   const title = document.getElementById("number-title");
   const { cell: wanted } = app.state;
   if (!wanted || !app.trace) {
+    kept = { key: "", cell: null, error: "", source: "" };
+    host.removeAttribute("aria-busy");
     title.textContent = t("number.title");
     return fill(host, h("p", { class: "soft" }, t("number.none")));
   }
   const key = `${app.trace.id}|${wanted.name}|${wanted.index}`;
+  if (kept.key === key && (kept.cell || kept.error)) host.removeAttribute("aria-busy");
   if (kept.key !== key) {
     const before = kept;
     kept = { key, cell: null, error: "", source: "" };
@@ -33,19 +36,20 @@ export function drawNumber() {
       async (cell) => {
         if (kept.key !== key) return;
         kept.cell = cell;
-        redraw();
+        drawNumber();
         say(`${wanted.name} ${exact(cell.value)}`);
         if (cell.source?.key) {
           const text = await api.source(cell.source.key).catch(() => "");
           if (kept.key === key) kept.source = text;
-          redraw();
+          drawNumber();
         }
       },
       (error) => {
         if (kept.key === key) kept.error = error.message || t("away");
-        redraw();
+        drawNumber();
       },
     );
+    host.setAttribute("aria-busy", "true"); // what is shown is the number before
     if (before.cell && !document.getElementById("number-body").firstChild) fill(host, h("p", null, "…"));
     return;
   }

@@ -68,17 +68,28 @@ export function drawSteps() {
     host.hidden = true;
     return fill(document.getElementById("step-rows"), h("p", { class: "soft" }, t("steps.none")));
   }
-  const { key, slices } = wanted;
+  const { key } = wanted;
   if (loading === key && shown?.key !== key) return; // on its way
   if (shown?.key === key) return present();
   loading = key;
+  if (typed()) { // the whole pass is only run again when the hand rests
+    document.getElementById("steps").classList.add("old");
+    clearTimeout(resting);
+    resting = setTimeout(() => loading === key && fetchPicture(wanted), 350);
+  } else fetchPicture(wanted);
+}
+
+let resting = 0;
+const typed = () => document.activeElement?.matches("#text, #source") && shown !== null;
+
+function fetchPicture({ key, slices, make }) {
   Promise.all(slices.map(({ name, spec }) => api.slice(app.trace.id, name, spec))).then(
     (tensors) => {
       if (loading !== key) return;
       loading = "";
-      shown = { key, ...wanted.make(tensors) };
+      shown = { key, ...make(tensors) };
+      document.getElementById("steps").classList.remove("old");
       present();
-      redraw();
     },
     (error) => {
       if (loading === key) loading = "";
@@ -204,6 +215,7 @@ function headPicture(attn, head, shared, from, [scores, weights, queries, keys])
   const top = weights.data.reduce((a, b) => Math.max(a, b), 1e-9);
   const key = () => Math.min(columns - 1, app.state.cell && ours(app.state.cell.name) ? app.state.cell.index[3] : Math.min(position(), columns - 1));
   const ours = (name) => name === `${attn.path}.scores` || name === `${attn.path}.weights`;
+  const images = new Map(); // of this head, made once
   let part = app.state.cell?.name === `${attn.path}.scores` ? "scores" : "weights";
   let g = null;
   const here = () => [Math.max(0, Math.min(rows - 1, position() - from)), key()];
@@ -293,7 +305,7 @@ function headPicture(attn, head, shared, from, [scores, weights, queries, keys])
         const step = picture.part === "mask" ? t("step.mask") : t("step.softmax");
         paint.text(`${step} →`, picture.x - layout.gap / 2, picture.y + high / 2, { size: 11, fill: theme.soft, width: layout.gap - 4 });
       }
-      paintMatrix(paint, picture, layout.side, rows, columns, (i, j) => colorOf(picture.part, i, j), picture.part === "scores" ? null : masked);
+      paintMatrix(paint, picture, layout.side, rows, columns, (i, j) => colorOf(picture.part, i, j), picture.part === "scores" ? null : masked, images);
       paint.rect(picture.x - 0.5, picture.y - 0.5, wide + 1, high + 1, { stroke: theme.line });
       paint.rect(picture.x - 1, picture.y + row * layout.side - 1, wide + 2, layout.side + 2, { stroke: theme.accent, strokeWidth: 1 });
       paint.rect(picture.x + column * layout.side - 0.5, picture.y + row * layout.side - 0.5, layout.side + 1, layout.side + 1, { stroke: theme.ink, strokeWidth: chosen ? 2.5 : 1.5 });
@@ -399,11 +411,13 @@ function largestOf(data, counts) {
 }
 
 /** A matrix of coloured cells; cells without a colour are hatched. */
-function paintMatrix(paint, { x, y }, side, rows, columns, colorOf, hatched) {
+function paintMatrix(paint, { x, y, part }, side, rows, columns, colorOf, hatched, images = new Map()) {
   const [wide, high] = [side * columns, side * rows];
   if (paint.context && (side < 6 || rows * columns > 4000)) {
     const step = Math.max(1, Math.ceil(1 / side)); // cells per pixel: the one that stands out most is drawn
-    const image = pixels(Math.ceil(columns / step), Math.ceil(rows / step), (i, j) => pooled(i, j, step));
+    const key = `${part}|${step}|${app.theme.dark}`;
+    if (!images.has(key)) images.set(key, pixels(Math.ceil(columns / step), Math.ceil(rows / step), (i, j) => pooled(i, j, step)));
+    const image = images.get(key);
     paint.hatch(x, y, wide, high, app.theme.line);
     paint.context.imageSmoothingEnabled = false;
     paint.context.drawImage(image, x, y, wide, high);

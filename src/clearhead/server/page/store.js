@@ -25,20 +25,37 @@ export const app = {
   theme: /** @type {ReturnType<typeof palette>} */ (null),
 };
 
-const views = [];
+const views = new Map();
+let wanted = new Set();
 let frame = 0;
 
-/** Draw with `view` whenever something changed. */
-export const onDraw = (view) => views.push(view);
+/** Draw with this view whenever something changed. */
+export const onDraw = (name, view) => views.set(name, view);
 
-/** Draw all, once, before the next picture of the screen. */
-export function redraw() {
+/** Draw these views, all if none is named, once, before the next picture of the screen. */
+export function redraw(names = null) {
+  for (const name of names ?? views.keys()) wanted.add(name);
   if (frame) return;
   frame = requestAnimationFrame(() => {
     frame = 0;
-    for (const view of views) view();
+    const now = wanted;
+    wanted = new Set();
+    for (const [name, view] of views) if (now.has(name)) view();
     document.documentElement.dataset.ready = app.trace && !app.stale ? app.trace.id : "";
   });
+}
+
+/** What need not be drawn again when only this part of the state changed. */
+const NARROW = { cell: ["header", "steps", "number", "takeaway"], trail: ["number", "takeaway"], sampling: ["next"], guide: ["header", "guide"] };
+
+function touched(before, after) {
+  const names = new Set();
+  for (const field of Object.keys(after)) {
+    if (before[field] === after[field]) continue;
+    if (!NARROW[field]) return null;
+    for (const name of NARROW[field]) names.add(name);
+  }
+  return names;
 }
 
 /** What the model has to be asked again for. */
@@ -50,19 +67,31 @@ const active = (edits) => edits.filter((edit) => edit.on).map(({ on, ...edit }) 
  * @param {Partial<ReturnType<typeof first>>} patch
  */
 export function go(patch, quietly = false) {
-  const before = question(app.state);
-  app.state = { ...app.state, ...patch };
+  const before = app.state;
+  if (!quietly) writeAddress(); // what was seen before the step is where Back leads
+  app.state = { ...before, ...patch };
+  if (before.theme !== app.state.theme) setTheme();
+  if (quietly) later ||= setTimeout(writeAddress, 120); // a slider that is dragged is not sixty addresses a second
+  else if (`#${encode(app.state)}` !== location.hash) history.pushState(null, "", `#${encode(app.state)}`);
+  if (question(app.state) !== question(before)) return ask();
+  if (before.position !== app.state.position || before.stack !== app.state.stack) fetchLines();
+  redraw(touched(before, app.state));
+}
+
+let later = 0;
+
+/** Let the address say what is seen. */
+function writeAddress() {
+  clearTimeout(later);
+  later = 0;
   const address = `#${encode(app.state)}`;
-  if (address !== location.hash && !(address === "#" && !location.hash)) {
-    history[quietly ? "replaceState" : "pushState"](null, "", address);
-  }
-  if (question(app.state) !== before) ask();
-  else fetchLines();
-  redraw();
+  if (address !== location.hash && (location.hash || address !== "#")) history.replaceState(null, "", address);
 }
 
 /** Take the state from the address: at the start, and for Back and Forward. */
 export function readAddress() {
+  clearTimeout(later);
+  later = 0;
   const { state, problems } = decode(location.hash);
   const before = question(app.state);
   app.state = state;
@@ -85,7 +114,7 @@ export async function ask() {
   const plain = { ...(state.ids ? { ids: state.ids } : { text: state.text }), source: state.source || undefined, step: state.step ?? undefined };
   app.stale = true;
   app.error = "";
-  redraw();
+  redraw(["header"]); // the rest is of the text before, and marked as such
   try {
     const other = { ...plain, ...(state.against ? { text: state.against, ids: undefined } : {}) };
     const patches = edits.some((edit) => edit.kind === "patch");

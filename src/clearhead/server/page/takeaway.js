@@ -7,6 +7,7 @@ import { download, fill, h } from "./dom.js";
 import { say } from "./grid.js";
 import { mapSvg } from "./map.js";
 import { shownPicture, sliceTable } from "./steps.js";
+import { encode } from "./state.js";
 import { app, manifest } from "./store.js";
 import { t } from "./text.js";
 
@@ -17,7 +18,7 @@ export function drawTakeaway() {
   const file = (id, text, kind, query = "") => h("li", null, h("a", { id, href: app.trace ? api.exportPath(app.trace.id, kind, query) : "#", download: `trace.${kind}` }, text));
   fill(
     document.getElementById("take-list"),
-    item("take-link", t("take.link"), () => copy(location.href, t("take.copied"))),
+    item("take-link", t("take.link"), () => copy(`${location.href.split("#")[0]}#${encode(app.state)}`, t("take.copied"))),
     item("take-svg", t("take.svg"), () => download("map.svg", mapSvg(), "image/svg+xml")),
     item("take-png", t("take.png"), takePng),
     item("take-steps", t("take.steps"), () => shownPicture() && download("steps.svg", shownPicture().svg(), "image/svg+xml")),
