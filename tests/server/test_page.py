@@ -755,7 +755,7 @@ def test_a_journey_by_keyboard_alone(served: Served, open_page: Open) -> None:
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "step-grid"
-    page.wait_for_selector("#row-table")
+    until(page, "() => document.getElementById('step-grid').getAttribute('aria-label').includes('head 1')")
     page.keyboard.press(" ")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")

@@ -32,21 +32,24 @@ export function stepViews() {
     size: () => [Math.max(1, shown?.rows ?? 1), Math.max(1, shown?.columns ?? 1)],
     at: () => (shown ? shown.at() : [0, 0]),
     describe: (i, j) => shown?.describe(i, j) ?? "",
-    move: (i, j) => shown?.move(i, j),
-    open: (i, j) => shown?.open(i, j),
+    move: (i, j) => ready()?.move(i, j),
+    open: (i, j) => ready()?.open(i, j),
     key: (event) => {
-      if (event.key !== " " || !shown?.next) return false;
-      shown.next();
+      if (event.key !== " " || !ready()?.next) return false;
+      ready().next();
       return true;
     },
     resized: redraw,
     hover: (text) => {
       document.getElementById("step-note").textContent = text;
     },
-    hit: (x, y) => shown?.hit(x, y) ?? null,
+    hit: (x, y) => ready()?.hit(x, y) ?? null,
     draw: (canvas, width) => shown?.draw(canvas, width),
   });
 }
+
+/** What is shown, unless another picture is on its way: a key then belongs to neither. */
+const ready = () => (loading === "" ? shown : null);
 
 export function drawSteps() {
   if (!app.trace || !grid) return;
@@ -59,18 +62,23 @@ export function drawSteps() {
   host.hidden = tokens;
   if (tokens) {
     shown = null;
+    loading = "";
     fill(document.getElementById("step-rows"), tokenView());
     return;
   }
   const wanted = head ? wantHead(head) : wantValue();
   if (!wanted) {
     shown = null;
+    loading = "";
     host.hidden = true;
     return fill(document.getElementById("step-rows"), h("p", { class: "soft" }, t("steps.none")));
   }
   const { key } = wanted;
   if (loading === key && shown?.key !== key) return; // on its way
-  if (shown?.key === key) return present();
+  if (shown?.key === key) {
+    loading = ""; // what was on its way is wanted no more
+    return present();
+  }
   loading = key;
   if (typed()) { // the whole pass is only run again when the hand rests
     document.getElementById("steps").classList.add("old");
