@@ -10,6 +10,7 @@ model's thread, which computes on one core: for small models a second one costs 
 
 import asyncio
 import base64
+import gc
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
@@ -107,6 +108,8 @@ class Session:
         self.manifest: dict[str, Any]
         self.first: bytes
         self.thread.submit(self._open).result()
+        gc.collect()
+        gc.freeze()  # a pass makes thousands of objects; the collector need not walk the libraries' each time
 
     def _open(self) -> None:
         example = self.question(
@@ -150,6 +153,7 @@ class Session:
         """Stop the thread; PyTorch computes on as many as before."""
         self.thread.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(self.threads_before)
+        gc.unfreeze()
 
     async def call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """The answer of `work`, done by the model's thread."""
