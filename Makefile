@@ -41,6 +41,7 @@ bench: $(VENV)/.installed-test       ## side by side with peers; appends to benc
 	$(BIN)/python benchmarks/training.py --record
 	$(BIN)/python benchmarks/experts.py --record
 	$(BIN)/python benchmarks/loading.py --record
+	$(BIN)/python benchmarks/look.py --record
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
