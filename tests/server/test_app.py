@@ -82,7 +82,7 @@ def test_a_trace_has_the_parts_of_the_contract(served: Served) -> None:
 
 
 def test_slices_cells_and_lines_are_the_recorded_numbers(served: Served) -> None:
-    """What is opened below the map is what the trace holds."""
+    """Invariant 1: what is opened below the map is what the trace holds."""
     tensors, metadata = served.trace(text="the dog sat on the mat")
     number, name = metadata["trace"], "decoder.blocks.1.attn.weights"
     weights = served.value(number, name)
@@ -109,7 +109,9 @@ def test_embedding_strip_is_the_row_of_the_token(served: Served) -> None:
 
 
 def test_edits_change_the_number_and_back(served: Served) -> None:
-    """Invariants 23 and 24: off again is the first trace; its own value changes nothing; a head off does."""
+    """Invariant 23, invariant 24: off again is the first trace; its own value changes nothing; a head off
+    does.
+    """
     before, first = served.trace(text=TEXT)
     name = "decoder.blocks.1.attn.weights"
     head = {"name": name, "kind": "zero", "at": [None, 2], "value": None}
@@ -141,6 +143,21 @@ def test_an_edit_that_does_not_fit_is_named(unchecked: None, served: Served, edi
     """4xx and a line that says what is wrong."""
     answer = served.client.post("/api/trace", json={"text": TEXT, "edits": [edit]})
     assert answer.status_code in (400, 404) and word in error_of(answer)
+
+
+def test_a_frozen_head_looks_where_it_looked(served: Served) -> None:
+    """Its weights are bitwise the unedited pass's while another edit moves every other head's."""
+    name = "decoder.blocks.1.attn.weights"
+    before, first = served.trace(text=TEXT)
+    freeze = {"name": name, "kind": "freeze", "at": [None, 1]}
+    off = {"name": "decoder.blocks.0.ff", "kind": "zero", "at": []}
+    alone, _ = served.trace(text=TEXT, edits=[freeze])
+    assert torch.equal(alone["logits"], before["logits"])
+    after, edited = served.trace(text=TEXT, edits=[off, freeze])
+    was, now = served.value(first["trace"], name), served.value(edited["trace"], name)
+    assert torch.equal(now[0, 1], was[0, 1]) and not torch.equal(now[0, 0], was[0, 0])
+    unfrozen, _ = served.trace(text=TEXT, edits=[off])
+    assert not torch.equal(after["logits"], unfrozen["logits"])
 
 
 def test_tokens_are_drawn_from_the_logits_that_are_shown(served: Served) -> None:
@@ -238,7 +255,7 @@ def test_exports_hold_the_same_numbers(served: Served, tmp_path: Path) -> None:
 
 
 def test_an_older_question_is_stale(served: Served) -> None:
-    """409 with the one word; another page's count is its own."""
+    """Invariant 29: 409 with the one word; another page's count is its own."""
     post = served.client.post
     assert post("/api/trace", json={"text": "the", "seq": 9, "client": "old"}).status_code == 200
     answer = post("/api/trace", json={"text": "the cat", "seq": 8, "client": "old"})
@@ -247,7 +264,9 @@ def test_an_older_question_is_stale(served: Served) -> None:
 
 
 def test_fast_typing_ends_with_the_last_text(served: Served) -> None:
-    """Questions that come faster than answers: the last is answered, whatever became of the others."""
+    """Invariant 29: questions that come faster than answers: the last is answered, whatever became of the
+    others.
+    """
 
     def ask(seq: int) -> httpx.Response:
         return served.client.post("/api/trace", json={"text": TEXT[: seq + 1], "seq": seq, "client": "fast"})
@@ -267,7 +286,7 @@ def test_fast_typing_ends_with_the_last_text(served: Served) -> None:
     "host", ["evil.com", "", ":8000", "[::1]", "127.0.0.1.evil.com", "localhost.evil.com:80"]
 )
 def test_foreign_hosts_are_refused(served: Served, host: str) -> None:
-    """S7: a name that somebody else's DNS points at this machine."""
+    """Invariant 32, S7: a name that somebody else's DNS points at this machine."""
     answer = raw(served, f"GET /api/model HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     assert b" 403 " in answer.split(b"\r\n")[0]
 
@@ -283,7 +302,7 @@ def test_two_hosts_or_none_are_refused(served: Served) -> None:
     "origin", ["http://evil.com", "null", "http://localhost:1", "https://127.0.0.1.evil.com"]
 )
 def test_foreign_origins_are_refused(served: Served, origin: str) -> None:
-    """S7: and no answer carries a header that would let another site read it."""
+    """Invariant 32, S7: and no answer carries a header that would let another site read it."""
     for method in ("GET", "POST", "OPTIONS"):
         answer = served.client.request(method, "/api/model", headers={"origin": origin})
         assert answer.status_code == 403
@@ -381,7 +400,9 @@ def test_the_key_opens(locked: Served) -> None:
 
 
 def test_excess_is_refused_at_once_and_keeps_no_memory(served: Served) -> None:
-    """S5: large bodies, endless texts, deep JSON, numbers that are none; 4xx, and the limit is named."""
+    """Invariant 32, S5: large bodies, endless texts, deep JSON, numbers that are none; 4xx, and the limit is
+    named.
+    """
     token = {"x-clearhead-token": served.token, "content-type": "application/json"}
     max_len = served.session.max_len
     bodies = {
@@ -466,7 +487,7 @@ def test_lone_surrogates_are_text(served: Served) -> None:
 
 
 def test_slices_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S14: nobody gets more than the limit at once; it is named."""
+    """Invariant 32, S14: nobody gets more than the limit at once; it is named."""
     _, metadata = served.trace(text=TEXT)
     monkeypatch.setattr("clearhead.inspector.views.LARGEST_SLICE", 1000)
     path = f"/api/trace/{metadata['trace']}/t/logits"
@@ -577,7 +598,7 @@ def test_answers_that_nobody_reads_are_dropped(
 
 
 def test_a_stream_that_is_left_ends(served: Served) -> None:
-    """S3: a reader that goes away ends its generation; the next question is answered."""
+    """Invariant 30, S3: a reader that goes away ends its generation; the next question is answered."""
     asked = {"text": "the cat", "n": 100, "sampling": {"temperature": 1, "seed": 1}}
     for _ in range(5):
         with served.client.stream("POST", "/api/generate", json=asked) as answer:

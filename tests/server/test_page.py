@@ -167,7 +167,9 @@ def go_to(page: Any, name: str, index: list[int]) -> None:
 
 
 def test_nothing_random_and_nothing_foreign_is_shipped() -> None:
-    """No random source, no address of another place, no code that the policy forbids."""
+    """Invariant 1, invariant 31: no random source, no address of another place, no code that the policy
+    forbids.
+    """
     for file in PAGE.glob("*"):
         text = file.read_text(encoding="utf-8")
         assert not re.search(r"Math\.random|getRandomValues|randomUUID", text), file
@@ -192,7 +194,9 @@ def test_the_page_is_small() -> None:
 
 @pytest.mark.parametrize("name", [*ZOO, "foreign"])
 def test_any_model_opens_and_its_numbers_are_the_recorded_ones(name: str, zoo: Any, open_page: Open) -> None:
-    """200 random cells a model: the browser's arithmetic, Python's and the record agree."""
+    """Invariant 1, invariant 21, invariant 36: 200 random cells a model: the browser's arithmetic, Python's
+    and the record agree.
+    """
     served = zoo(name)
     seen = trace_of(served)
     page = open_page(served)
@@ -253,7 +257,9 @@ def trace_of(served: Served, text: str = IDS) -> Any:
 
 @pytest.mark.parametrize("name", ["experts sigmoid", "encoder-decoder"])
 def test_every_value_can_be_opened_by_keyboard(name: str, zoo: Any, open_page: Open) -> None:
-    """From the map down: Enter on a cell, then every button of the layer's values, without a mouse."""
+    """Invariant 33: from the map down: Enter on a cell, then every button of the layer's values, without a
+    mouse.
+    """
     page = open_page(zoo(name))
     page.keyboard.press("g")
     page.keyboard.press("ArrowUp")
@@ -278,7 +284,7 @@ def test_every_value_can_be_opened_by_keyboard(name: str, zoo: Any, open_page: O
 
 
 def test_the_table_of_a_picture_holds_the_recorded_numbers(served: Served, open_page: Open) -> None:
-    """`t` turns the picture into a table whose cells are the values, to the last bit."""
+    """Invariant 4: `t` turns the picture into a table whose cells are the values, to the last bit."""
     page = open_page(served, "#layer=1&head=3")
     page.wait_for_selector("#row-table")
     page.focus("#step-grid")
@@ -291,8 +297,29 @@ def test_the_table_of_a_picture_holds_the_recorded_numbers(served: Served, open_
     assert torch.equal(shown, recorded)
 
 
+def test_a_text_is_the_number_and_not_its_picture(served: Served, open_page: Open) -> None:
+    """Invariant 4: where a pixel stands for many cells, what is said of a cell is still its own f32."""
+    long = " ".join([TEXT] * 5)
+    page = open_page(served, f"#t={long}&pos=63&layer=1&head=0&at=decoder.blocks.1.attn.scores@0,0,63,5")
+    page.wait_for_selector("#again")
+    values = {
+        place: served.value(trace_id(page), "decoder.blocks.1.attn.scores", at=f"0,0,{place}").item()
+        for place in ("63,5", "63,6", "63,7")
+    }
+    assert len(served.session.question({"text": long}).ids) > 64  # its picture is pooled
+    page.focus("#step-grid")
+    for place, value in values.items():
+        until(
+            page,
+            f"document.getElementById('cell-name')?.textContent.endsWith('[0, 0, {place[:2]}, {place[3:]}]')",
+        )
+        wanted = page.evaluate("(x) => import('/page/dom.js').then(({ brief }) => brief(x))", value)
+        assert page.inner_text("#step-grid-cell").endswith(f": {wanted}")
+        page.keyboard.press("ArrowRight")
+
+
 def test_ids_and_bytes_are_those_of_the_text(served: Served, open_page: Open) -> None:
-    """The ids on the map are what the model was given, and their bytes are the text's."""
+    """Invariant 2: the ids on the map are what the model was given, and their bytes are the text's."""
     page = open_page(served)
     pieces = page.evaluate("import('/page/store.js').then(({ app }) => app.trace.pieces)")
     assert served.tokenizer is not None
@@ -306,7 +333,7 @@ def test_ids_and_bytes_are_those_of_the_text(served: Served, open_page: Open) ->
 
 
 def test_the_embedding_strip_is_the_row_of_the_table(served: Served, open_page: Open) -> None:
-    """embed at position i is row id_i of the weights, bit for bit."""
+    """Invariant 3: embed at position i is row id_i of the weights, bit for bit."""
     page = open_page(served, "#v=embed")
     weight = served.model.get_parameter("embed.weight")
     strip = page.evaluate(
@@ -320,7 +347,9 @@ def test_the_embedding_strip_is_the_row_of_the_table(served: Served, open_page: 
 
 
 def test_the_last_row_of_the_map_is_what_the_model_says(served: Served, open_page: Open) -> None:
-    """The lens at the last depth is the argmax of the logits; words and probabilities are the model's own."""
+    """Invariant 19, invariant 6: the lens at the last depth is the argmax of the logits; words and
+    probabilities are the model's own.
+    """
     page = open_page(served)
     ids, p, logits = page.evaluate(
         """import("/page/store.js").then(({ app }) => {
@@ -344,7 +373,9 @@ def test_the_last_row_of_the_map_is_what_the_model_says(served: Served, open_pag
 
 
 def test_rows_sum_to_one_and_what_is_masked_is_zero(served: Served, open_page: Open) -> None:
-    """The row's sum is on screen; a masked key is exactly 0, hatched, and its reason is said."""
+    """Invariant 8, invariant 9: the row's sum is on screen; a masked key is exactly 0, hatched, and its
+    reason is said.
+    """
     page = open_page(served, "#pos=4&head=1")
     page.wait_for_selector("#row-sum")
     assert abs(float(page.inner_text("#row-sum")) - 1) <= 1e-6
@@ -358,7 +389,26 @@ def test_rows_sum_to_one_and_what_is_masked_is_zero(served: Served, open_page: O
     assert torch.all(weights.triu(1) == 0)
 
 
+def test_a_row_that_is_cut_short_says_how_much_it_shows(served: Served, open_page: Open) -> None:
+    """Invariant 27: what the listed keys weigh and what the others weigh is the sum of the row."""
+    page = open_page(served, "#pos=12&layer=0&head=1")
+    page.wait_for_selector("#row-shown")
+    shown, rest, whole = (float(page.inner_text(f"#row-{part}")) for part in ("shown", "rest", "sum"))
+    assert abs(shown + rest - whole) < 2e-6
+    keys = [
+        int(key) for key in page.eval_on_selector_all(
+            "#row-table tbody th span", "all => all.map((one) => one.textContent)"
+        )
+    ]  # fmt: skip
+    weights = served.value(trace_id(page), "decoder.blocks.0.attn.weights", at="0,1,12,:").flatten()
+    assert 0 < len(keys) < 13 and f"{len(keys)} shown" in page.inner_text("#row-table")
+    assert abs(shown - float(weights[keys].double().sum())) < 1e-6
+    others = sum(weight for key, weight in enumerate(weights.tolist()) if key not in keys)
+    assert abs(rest - others) < 1e-6
+
+
 def test_a_window_says_so(zoo: Any, open_page: Open) -> None:
+    """Invariant 9: the reason a key is hidden for is said."""
     page = open_page(zoo("mqa window"), "#layer=0&head=0")
     page.wait_for_selector("#row-table")
     page.focus("#step-grid")
@@ -368,14 +418,16 @@ def test_a_window_says_so(zoo: Any, open_page: Open) -> None:
 
 
 def test_shared_heads_are_named(zoo: Any, open_page: Open) -> None:
-    """Query head h uses key/value head h // G, and the picture says so."""
+    """Invariant 12: query head h uses key/value head h // G, and the picture says so."""
     page = open_page(zoo("gqa interleaved"), "#layer=0&head=4")
     page.wait_for_selector("#row-table")
     assert "query head 4 uses key/value head 1 (3 share it)" in page.inner_text("#values")
 
 
 def test_a_score_is_its_query_times_its_key(served: Served, open_page: Open) -> None:
-    """The factors, the formula, the source line and the arithmetic of one score; Backspace walks forward."""
+    """Invariant 10, invariant 22: the factors, the formula, the source line and the arithmetic of one score;
+    Backspace walks forward.
+    """
     page = open_page(served, "#layer=1&head=3&at=decoder.blocks.1.attn.scores@0,3,9,5")
     page.wait_for_selector("#again")
     queries = served.value(trace_id(page), "decoder.blocks.1.attn.queries", at="0,3,9,:").double()
@@ -396,7 +448,7 @@ def test_a_score_is_its_query_times_its_key(served: Served, open_page: Open) -> 
 
 
 def test_every_number_leads_back_to_embeddings_and_weights(served: Served, open_page: Open) -> None:
-    """Taking the first link again and again ends at the embedding."""
+    """Invariant 21: taking the first link again and again ends at the embedding."""
     page = open_page(served, "#at=logits@0,3,7")
     for _ in range(60):
         page.wait_for_selector("#again")
@@ -413,7 +465,7 @@ def test_every_number_leads_back_to_embeddings_and_weights(served: Served, open_
 
 
 def test_sampling_is_that_of_generate(served: Served, open_page: Open) -> None:
-    """Every step over random logits with ties: the tokens that stay, and their probabilities."""
+    """Invariant 20: each step over random logits with ties: which tokens stay, and their probabilities."""
     page = open_page(served)
     generator = torch.Generator().manual_seed(0)
     cases = []
@@ -455,7 +507,7 @@ def test_sampling_is_that_of_generate(served: Served, open_page: Open) -> None:
 
 
 def test_the_draw_follows_the_probabilities(served: Served, open_page: Open) -> None:
-    """The exponential race: over 4,000 seeds each token wins about as often as it is likely."""
+    """Invariant 20: the exponential race: over 4,000 seeds each token wins about as often as it is likely."""
     page = open_page(served)
     p = [0.5, 0.25, 0.15, 0.1, 0.0]
     wins = page.evaluate(
@@ -472,7 +524,7 @@ def test_the_draw_follows_the_probabilities(served: Served, open_page: Open) -> 
 
 
 def test_bars_and_others_sum_to_one(served: Served, open_page: Open) -> None:
-    """What is listed and what is not is everything, at any setting of the sliders."""
+    """Invariant 20: what is listed and what is not is everything, at any setting of the sliders."""
     page = open_page(served)
     for knob, value in [("temperature", "0.5"), ("top_k", "12"), ("top_p", "0.8"), ("temperature", "0")]:
         page.locator(f"#knob-{knob}").evaluate(
@@ -486,7 +538,7 @@ def test_bars_and_others_sum_to_one(served: Served, open_page: Open) -> None:
 
 
 def test_a_forced_token_is_the_next_one(served: Served, open_page: Open) -> None:
-    """Click on a word: the model is given that very id, and the address holds it."""
+    """Invariant 2: click on a word: the model is given that very id, and the address holds it."""
     page = open_page(served)
     before = page.evaluate("import('/page/store.js').then(({ app }) => app.trace.pieces.map((p) => p.id))")
     wanted = int(page.locator("#next-body button.bar").nth(2).get_attribute("data-id"))
@@ -497,7 +549,7 @@ def test_a_forced_token_is_the_next_one(served: Served, open_page: Open) -> None
 
 
 def test_the_server_speaks_as_generate_does(served: Served, open_page: Open) -> None:
-    """ "Continue" gives the tokens of `generate` for this text, these settings and this seed."""
+    """Invariant 7: "Continue" gives the tokens of `generate` for this text, these settings and this seed."""
     from clearhead.generation.decode import generate
 
     page = open_page(served, "#T=0.8&seed=11")
@@ -517,7 +569,9 @@ def test_the_server_speaks_as_generate_does(served: Served, open_page: Open) -> 
 def test_an_edit_moves_the_numbers_and_switching_it_off_restores_them(
     served: Served, open_page: Open
 ) -> None:
-    """`x` on a head; the first trace's number comes back, and nothing upstream changed."""
+    """Invariant 23, invariant 24: `x` on a head; the first trace's number comes back, and nothing upstream
+    changed.
+    """
     page = open_page(served)
     first = trace_id(page)
     page.keyboard.press("h")
@@ -535,8 +589,25 @@ def test_an_edit_moves_the_numbers_and_switching_it_off_restores_them(
     assert trace_id(page) == first
 
 
+def test_a_head_can_be_frozen(served: Served, open_page: Open) -> None:
+    """`f` on a head: in the tray stands what is kept, and the offered Python keeps it too."""
+    page = open_page(served, "#edits=zero:decoder.blocks.0.ff@")
+    page.keyboard.press("h")
+    settled(page, lambda: page.keyboard.press("f"))
+    frozen = page.evaluate("import('/page/store.js').then(({ app }) => app.state.edits.at(-1).name)")
+    assert frozen.endswith(".attn.weights") and page.inner_text(".edits").split()[-5:-2] == [
+        "freeze",
+        frozen,
+        "[:,",
+    ]
+    page.locator("#take summary").click()
+    page.locator("#python-open").click()
+    program = page.inner_text("#python")
+    assert f'Edit("{frozen}", "patch", (None, 0,), plain["{frozen}"])' in program
+
+
 def test_an_edit_that_writes_what_is_there_changes_nothing(served: Served, open_page: Open) -> None:
-    """Times one: another trace by name, the same logits to the last bit."""
+    """Invariant 23: times one: another trace by name, the same logits to the last bit."""
     page = open_page(served)
     logits = "import('/page/store.js').then(({ app }) => [...app.trace.logits.data])"
     before, first = page.evaluate(logits), trace_id(page)
@@ -574,7 +645,9 @@ def test_another_text_can_be_put_in(served: Served, open_page: Open) -> None:
 
 
 def test_pairs_turn_by_their_angle_and_keep_their_length(served: Served, open_page: Open) -> None:
-    """The pairs of a query at position 9 are turned by 9 theta^(-2m/K); at position 0 by nothing."""
+    """Invariant 11: the pairs of a query at position 9 are turned by 9 theta^(-2m/K); at position 0 by
+    nothing.
+    """
     for position in (0, 9):
         page = open_page(served, f"#v=decoder.blocks.1.attn.queries&layer=1&lead=0,2&pos={position}")
         page.wait_for_selector(".turns svg")
@@ -590,7 +663,7 @@ def test_pairs_turn_by_their_angle_and_keep_their_length(served: Served, open_pa
 
 
 def test_every_head_can_be_tried(served: Served, open_page: Open) -> None:
-    """The sweep over all heads says how far it is and ranks what they change."""
+    """Invariant 30: the sweep over all heads says how far it is and ranks what they change."""
     page = open_page(served)
     page.locator("#sweep").click()
     page.wait_for_selector("text=12 of 12 heads")
@@ -601,7 +674,7 @@ def test_every_head_can_be_tried(served: Served, open_page: Open) -> None:
 
 
 def test_state_and_address_are_one_to_one(served: Served, open_page: Open) -> None:
-    """Random states, written and read: equal; an address, read and written: the same."""
+    """Invariant 28: random states, written and read: equal; an address, read and written: the same."""
     page = open_page(served)
     texts = ["", "a b", "ünï 字 ⏎\n#&=;@%2C", "x" * 50, "1.5e3"]
     states = []
@@ -650,6 +723,7 @@ def test_state_and_address_are_one_to_one(served: Served, open_page: Open) -> No
 
 
 def test_back_reload_and_links_restore_what_was_seen(served: Served, open_page: Open) -> None:
+    """Invariant 28: the same address gives the same numbers."""
     page = open_page(served, "#layer=1&head=2&at=decoder.blocks.1.attn.weights@0,2,6,3")
     page.wait_for_selector("#again")
     seen = page.inner_text("#recorded")
@@ -664,12 +738,15 @@ def test_back_reload_and_links_restore_what_was_seen(served: Served, open_page: 
 
 
 def test_an_address_that_is_not_understood_says_so(served: Served, open_page: Open) -> None:
+    """Invariant 28: what an address holds that nobody knows is named."""
     page = open_page(served, "#layer=one&nonsense=1")
     assert page.inner_text("#status-note") == "not understood in the address: layer, nonsense"
 
 
 def test_the_last_keystroke_wins(served: Served, open_page: Open) -> None:
-    """Thirty keys typed fast: the picture belongs to the whole text, and far fewer passes were made."""
+    """Invariant 29: thirty keys typed fast: the picture belongs to the whole text, and far fewer passes were
+    made.
+    """
     page = open_page(served)
     answers: list[str] = []
     page.on(
@@ -686,7 +763,9 @@ def test_the_last_keystroke_wins(served: Served, open_page: Open) -> None:
 
 
 def test_a_text_that_is_too_long_is_refused_with_the_limit(zoo: Any, open_page: Open) -> None:
-    """The message names the limit, and the picture of the text before is marked as such."""
+    """Invariant 32, invariant 29: the message names the limit, and the picture of the text before is marked
+    as such.
+    """
     page = open_page(zoo("mha rotary"))
     page.fill("#text", " ".join(["7"] * 50))
     until(page, "() => document.getElementById('status').classList.contains('problem')")
@@ -696,7 +775,9 @@ def test_a_text_that_is_too_long_is_refused_with_the_limit(zoo: Any, open_page: 
 
 
 def test_the_page_says_when_the_server_is_gone_and_recovers(served: Served, browser: Any) -> None:
-    """Nobody answers: it is said. Somebody answers again: the picture is that of the text in the box."""
+    """Invariant 29: nobody answers: it is said. Somebody answers again: the picture is that of the text in
+    the box.
+    """
     context = browser.new_context(offline=False)
     page = context.new_page()
     page.goto(served.base_url)
@@ -715,7 +796,7 @@ def test_the_page_says_when_the_server_is_gone_and_recovers(served: Served, brow
 
 @pytest.mark.parametrize("look", ["light", "dark", "forced"])
 def test_axe_finds_nothing(look: str, served: Served, open_page: Open) -> None:
-    """No violation in any main state, in light, dark and forced colours."""
+    """Invariant 33: no violation in any main state, in light, dark and forced colours."""
     from axe_playwright_python.sync_playwright import Axe
 
     options = {"light": {}, "dark": {"color_scheme": "dark"}, "forced": {"forced_colors": "active"}}[look]
@@ -743,7 +824,9 @@ def check_axe(axe: Any, page: Any) -> None:
 
 
 def test_a_journey_by_keyboard_alone(served: Served, open_page: Open) -> None:
-    """Text → number → edit → export, with the keyboard and nothing else; the live cell says the number."""
+    """Invariant 33: text → number → edit → export, with the keyboard and nothing else; the live cell says the
+    number.
+    """
     page = open_page(served)
     page.keyboard.press("/")
     page.keyboard.press("End")
@@ -873,6 +956,6 @@ class Quiet(nn.Module):
 
 
 def test_what_was_not_recorded_is_said(serve: Serve, open_page: Open) -> None:
-    """A module of which hardly anything is known opens, and says what there is not."""
+    """Invariant 36: a module of which hardly anything is known opens, and says what there is not."""
     page = open_page(serve(Quiet().eval(), None, "1 2 3", name="quiet"))
     assert "No attention was recorded" in page.inner_text("#heads")

@@ -238,8 +238,9 @@ class Session:
     def question(self, body: dict[str, Any]) -> Question:
         """The question of a request. Raises ValueError for one that cannot be answered."""
         read, source = self._read_both(body)
-        edits, key = self._read_edits(body.get("edits") or [])
-        return Question(read.ids, None if source is None else source.ids, edits, key, self._step(body))
+        plain = Question(read.ids, None if source is None else source.ids, step=self._step(body))
+        edits, key = self._read_edits(body.get("edits") or [], plain)
+        return replace(plain, edits=edits, edit_key=key)
 
     def _step(self, body: dict[str, Any]) -> int | None:
         """The step of the training whose weights are asked for; of a run the newest, if none is named."""
@@ -249,7 +250,7 @@ class Session:
             raise ValueError("this model is not a run of clearhead train; it has no steps to go back to")
         return None
 
-    def _read_edits(self, edits: object) -> tuple[tuple[Edit, ...], str]:
+    def _read_edits(self, edits: object, plain: Question) -> tuple[tuple[Edit, ...], str]:
         if not isinstance(edits, list) or len(edits) > MOST_EDITS:
             raise ValueError(f"edits should be a list of at most {MOST_EDITS}")
         made, keys = [], []
@@ -263,12 +264,14 @@ class Session:
             at, value = edit.get("at") or [], edit.get("value")
             if not isinstance(at, list) or not all(place is None or type(place) is int for place in at):
                 raise ValueError("the place of an edit is a list of numbers and nulls")
-            keys.append([edit["name"], edit["kind"], at, value])
-            made.append(
-                Edit(
-                    edit["name"], edit["kind"], tuple(at), self._edit_value(edit["name"], edit["kind"], value)
-                )
-            )
+            name, kind = edit["name"], edit["kind"]
+            keys.append([name, kind, at, value])
+            if kind == "freeze":  # whatever else is changed, this stays as in the unedited pass
+                if value is not None:
+                    raise ValueError("an edit of kind 'freeze' takes no value")
+                made.append(Edit(name, "patch", tuple(at), self.passes.value(self.passes.run(plain), name)))
+            else:
+                made.append(Edit(name, kind, tuple(at), self._edit_value(name, kind, value)))
         return tuple(made), repr(keys) if keys else ""
 
     def _edit_value(self, name: str, kind: str, value: object) -> float | Tensor | None:
@@ -305,8 +308,8 @@ class Session:
         stop()
         began = time.perf_counter()
         read, source = self._read_both(body)
-        question = self.question(body)
         try:
+            question = self.question(body)
             found = self.passes.run(question, stop)
         except (RuntimeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError) or "memory" in str(error):

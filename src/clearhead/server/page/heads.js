@@ -37,8 +37,9 @@ export function headViews() {
     move: (layer, head) => go({ layer, head, kind: "self", value: null, cell: null, trail: [] }, true),
     open: () => document.getElementById("step-grid").focus(),
     key: (event, layer, head) => {
-      if (event.key !== "x" && event.key !== "m") return false;
-      editHead(layer, head, event.key === "x" ? "zero" : "mean");
+      const kind = { x: "zero", m: "mean", f: "freeze" }[event.key];
+      if (!kind) return false;
+      editHead(layer, head, kind);
       return true;
     },
     hit: (x, y) => {
@@ -64,7 +65,7 @@ function describe(layer, head) {
 /** Switch a head off, or freeze it at its mean over the positions. */
 export function editHead(layer, head, kind) {
   const attn = stackAt(app.state.stack).layers[layer].attention[0];
-  const edit = { name: `${attn.path}.mixed`, kind, at: [null, head], value: null, on: true };
+  const edit = { name: `${attn.path}.${kind === "freeze" ? "weights" : "mixed"}`, kind, at: [null, head], value: null, on: true };
   go({ edits: [...app.state.edits, edit] });
 }
 

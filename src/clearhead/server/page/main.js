@@ -122,6 +122,7 @@ function onKey(event) {
     q: () => go({ guide: state.guide ? 0 : 1 }),
     x: () => switchOff("zero"),
     m: () => switchOff("mean"),
+    f: () => switchOff("freeze"),
     "?": openKeys,
     Backspace: forward,
     Escape: outwards,
@@ -134,7 +135,7 @@ function onKey(event) {
 /** The same value one layer on. */
 const moved = (name, step, layers) => name.replace(/\bblocks\.(\d+)\b/, (_, n) => `blocks.${Math.max(0, Math.min(layers - 1, Number(n) + step))}`);
 
-/** `x` and `m` away from the map: the number on screen, else the head. */
+/** `x`, `m` and `f` away from the map: the number on screen, else the head. */
 function switchOff(kind) {
   const { cell, head } = app.state;
   if (cell && at("number").contains(document.activeElement) && !cell.name.startsWith("param:")) {

@@ -358,7 +358,8 @@ function headPicture(attn, head, shared, from, [scores, weights, queries, keys])
     if (!best.includes(column) && open.includes(column)) best.push(column);
     best.sort((a, b) => a - b);
     const sum = open.reduce((total, j) => total + value(weights, row, j), 0);
-    const rest = sum - best.reduce((total, j) => total + value(weights, row, j), 0);
+    const listed = best.reduce((total, j) => total + value(weights, row, j), 0);
+    const total = (name, id, x) => h("tr", null, h("th", { scope: "row" }, name), h("td"), h("td"), h("td", { id }, x.toFixed(6)));
     const max = open.reduce((most, j) => Math.max(most, value(scores, row, j)), -Infinity);
     if (open.length === 0) return h("p", null, t("steps.empty"));
     return h(
@@ -382,10 +383,13 @@ function headPicture(attn, head, shared, from, [scores, weights, queries, keys])
               cellButton("weights", row, j, percent(value(weights, row, j), 2)),
             ),
           ),
-          open.length > best.length &&
-            h("tr", null, h("th", { scope: "row" }, t("steps.rest", { n: open.length - best.length })), h("td"), h("td"), h("td", null, percent(Math.max(0, rest), 2))),
         ),
-        h("tfoot", null, h("tr", null, h("th", { scope: "row" }, t("steps.sum")), h("td"), h("td"), h("td", { id: "row-sum" }, sum.toFixed(6)))),
+        h(
+          "tfoot",
+          null,
+          open.length > best.length && [total(t("steps.shown", { n: best.length }), "row-shown", listed), total(t("steps.rest", { n: open.length - best.length }), "row-rest", Math.max(0, sum - listed))],
+          total(t("steps.sum"), "row-sum", sum),
+        ),
       ),
       hidden > 0 && h("p", { class: "soft small" }, t("steps.hidden", { n: hidden, why: t(`mask.${reason(row, columns - 1) || reason(row, 0) || "other"}`) })),
       columns * layout(520).side < columns && h("p", { class: "soft small" }, t("steps.pooled")),

@@ -74,7 +74,9 @@ export function python() {
   const ids = trace.pieces.map((piece) => piece.id);
   const source = trace.source.length ? `, source=torch.tensor([${literal(trace.source.map((piece) => piece.id))}])` : "";
   const cell = state.cell ?? { name: manifest.values.at(-1)?.name, index: [0, ids.length - 1, 0] };
-  const made = edits.map((edit) => `    Edit(${literal(edit.name)}, ${literal(edit.kind)}, (${edit.at.map((i) => `${i ?? "None"},`).join(" ")})${edit.value === null ? "" : `, ${edit.value}`}),`);
+  const frozen = (edit) => edit.kind === "freeze";
+  const value = (edit) => (frozen(edit) ? `, plain[${literal(edit.name)}]` : edit.value === null ? "" : `, ${edit.value}`);
+  const made = edits.map((edit) => `    Edit(${literal(edit.name)}, ${literal(frozen(edit) ? "patch" : edit.kind)}, (${edit.at.map((i) => `${i ?? "None"},`).join(" ")})${value(edit)}),`);
   return [
     "import torch",
     "",
@@ -86,6 +88,7 @@ export function python() {
     `model, tokenizer = open_model(${literal(manifest.name)}, \"cpu\")`,
     ...(trace.weights ? [`load_checkpoint(${literal(trace.weights)}, model)  # step ${trace.step}`] : []),
     `tokens = torch.tensor([${literal(ids)}])  # ${literal(trace.pieces.map((piece) => piece.text).join("").slice(0, 60))}`,
+    ...(edits.some(frozen) ? [`plain = trace(model, tokens${source}).values`] : []),
     ...(edits.length ? ["edits = [", ...made, "]", `seen = trace(model, tokens${source}, edits=edits)`] : [`seen = trace(model, tokens${source})`]),
     `print(seen.values[${literal(cell.name)}][${cell.index.join(", ")}].item())`,
     `print(explain(seen, ${literal(cell.name)}, (${cell.index.join(", ")}${cell.index.length === 1 ? "," : ""})).to_dict())`,
@@ -120,7 +123,7 @@ export function openTable() {
 
 export function openKeys() {
   const dialog = document.getElementById("dialog");
-  const keys = ["arrows", "enter", "esc", "layer", "head", "h", "text", "x", "m", "p", "c", "t", "z", "space", "back", "q", "help"];
+  const keys = ["arrows", "enter", "esc", "layer", "head", "h", "text", "x", "m", "f", "p", "c", "t", "z", "space", "back", "q", "help"];
   fill(
     dialog,
     h("h2", { id: "dialog-title" }, t("keys.title")),
