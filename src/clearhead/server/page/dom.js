@@ -119,6 +119,6 @@ export const percent = (p, digits = 1) =>
 export function visible(text) {
   if (text === "") return "∅";
   const shown = text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
-  if (/^ +$/.test(shown)) return "␣".repeat(shown.length);
+  if (/^[ ⏎⇥␍]+$/.test(shown)) return shown.replace(/ +/g, (run) => (run.length > 2 ? `␣×${run.length}` : "␣".repeat(run.length)));
   return shown.replace(/^ /, "");
 }

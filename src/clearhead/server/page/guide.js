@@ -137,6 +137,16 @@ const ANSWERS = [
   },
 ];
 
+/** Where the answer to each question is to be seen. */
+const TARGETS = ["steps", "number", "steps", "steps", "number", "steps", "steps", "map", "next"];
+
+/** Do what an answer offers, and bring what it shows into view. */
+function reveal(look, target) {
+  look();
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  setTimeout(() => document.getElementById(target)?.scrollIntoView({ block: "start", behavior: calm ? "auto" : "smooth" }), 60);
+}
+
 export function drawGuide() {
   const host = document.getElementById("guide");
   const n = app.state.guide;
@@ -152,7 +162,7 @@ export function drawGuide() {
     h(
       "div",
       { class: "row" },
-      answer.look && h("button", { type: "button", id: "guide-look", class: "main", onclick: answer.look }, answer.button ?? t("guide.look")),
+      answer.look && h("button", { type: "button", id: "guide-look", class: "main", onclick: () => reveal(answer.look, TARGETS[n - 1]) }, answer.button ?? t("guide.look")),
       h("button", { type: "button", id: "guide-back", disabled: n === 1, onclick: () => go({ guide: n - 1 }) }, t("guide.back")),
       h("button", { type: "button", id: "guide-next", disabled: n === QUESTIONS, onclick: () => go({ guide: n + 1 }) }, t("guide.next")),
       h("button", { type: "button", id: "guide-close", onclick: () => go({ guide: 0 }) }, t("close")),

@@ -173,7 +173,7 @@ function listen() {
   });
   addEventListener("keydown", onKey);
   addEventListener("popstate", readAddress);
-  addEventListener("resize", redraw);
+  addEventListener("resize", () => redraw());
   for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"]) {
     matchMedia(query).addEventListener("change", () => (setTheme(), redraw()));
   }
