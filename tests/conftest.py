@@ -17,3 +17,22 @@ def unchecked() -> Iterator[None]:
     jaxtyping_config.update("jaxtyping_disable", True)
     yield
     jaxtyping_config.update("jaxtyping_disable", before)
+
+
+# What `make check` leaves to `make test`: files whose tests are quick each, but many.
+LEFT_TO_MAKE_TEST = {
+    "test_batches", "test_cache", "test_chat", "test_checkpoint", "test_classes", "test_cli",
+    "test_config_json", "test_corpus", "test_decode", "test_edits", "test_encoder_decoder", "test_evaluate",
+    "test_experts", "test_families", "test_families_encoders", "test_families_experts", "test_formats",
+    "test_incremental", "test_invariants", "test_loop", "test_mistakes", "test_older_files", "test_prepare",
+    "test_probe", "test_provenance", "test_published_sizes", "test_record", "test_recipe", "test_selfcheck",
+    "test_shapes", "test_tokenizer", "test_twins",
+}  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what `make check` leaves out."""
+    for item in items:
+        if item.path.stem in LEFT_TO_MAKE_TEST or item.path.parent.name == "server":
+            item.add_marker(pytest.mark.slow)
