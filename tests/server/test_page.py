@@ -635,6 +635,10 @@ def test_another_text_can_be_put_in(served: Served, open_page: Open) -> None:
     )
     there, _ = served.trace(text=other)
     assert torch.allclose(logits, there["logits"], atol=1e-5)
+    program = page.evaluate("import('/page/takeaway.js').then(({ python }) => python())")
+    ids = list(served.session.question({"text": other}).ids)
+    assert f"other = trace(model, torch.tensor([{str(ids).replace(' ', '')}])).values" in program
+    assert re.search(r'"patch", \(.*\), other\["decoder\.blocks\.\d+"\]\)', program)
     settled(page, lambda: page.locator("#edit-0").click())
     until(page, "() => document.querySelector('#patch-all')")
     page.locator("#patch-all").click()

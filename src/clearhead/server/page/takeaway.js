@@ -75,7 +75,11 @@ export function python() {
   const source = trace.source.length ? `, source=torch.tensor([${literal(trace.source.map((piece) => piece.id))}])` : "";
   const cell = state.cell ?? { name: manifest.values.at(-1)?.name, index: [0, ids.length - 1, 0] };
   const frozen = (edit) => edit.kind === "freeze";
-  const value = (edit) => (frozen(edit) ? `, plain[${literal(edit.name)}]` : edit.value === null ? "" : `, ${edit.value}`);
+  const put = (edit) => edit.kind === "patch";
+  const value = (edit) => {
+    if (frozen(edit) || put(edit)) return `, ${frozen(edit) ? "plain" : "other"}[${literal(edit.name)}]`;
+    return edit.value === null ? "" : `, ${edit.value}`;
+  };
   const made = edits.map((edit) => `    Edit(${literal(edit.name)}, ${literal(frozen(edit) ? "patch" : edit.kind)}, (${edit.at.map((i) => `${i ?? "None"},`).join(" ")})${value(edit)}),`);
   return [
     "import torch",
@@ -88,6 +92,7 @@ export function python() {
     `model, tokenizer = open_model(${literal(manifest.name)}, \"cpu\")`,
     ...(trace.weights ? [`load_checkpoint(${literal(trace.weights)}, model)  # step ${trace.step}`] : []),
     `tokens = torch.tensor([${literal(ids)}])  # ${literal(trace.pieces.map((piece) => piece.text).join("").slice(0, 60))}`,
+    ...(edits.some(put) && app.baseline ? [`other = trace(model, torch.tensor([${literal(app.baseline.pieces.map((piece) => piece.id))}])${source}).values`] : []),
     ...(edits.some(frozen) ? [`plain = trace(model, tokens${source}).values`] : []),
     ...(edits.length ? ["edits = [", ...made, "]", `seen = trace(model, tokens${source}, edits=edits)`] : [`seen = trace(model, tokens${source})`]),
     `print(seen.values[${literal(cell.name)}][${cell.index.join(", ")}].item())`,
