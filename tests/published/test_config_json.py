@@ -40,7 +40,7 @@ YARN = OLD_ROPE | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}
 LLAMA3 = OLD_ROPE | {
     "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 }
-LONGROPE = {"short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 5.0]}
+LONGROPE = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 5.0, 6.0]}
 WINDOW = {"use_sliding_window": True, "sliding_window": 5}
 
 # All that have one rotary for all layers spell it alike.

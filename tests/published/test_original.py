@@ -33,7 +33,7 @@ class Tutorial(nn.Module):
     def embed(self, tokens: Tensor, table: nn.Module) -> Tensor:
         angles = torch.arange(tokens.shape[1])[:, None] / 10_000 ** (torch.arange(0, 24, 2) / 24)
         places = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
-        return table.embedding(tokens) * math.sqrt(24) + places  # pyright: ignore
+        return table.embedding(tokens) * math.sqrt(24) + places
 
     def forward(self, source: Tensor, target: Tensor, source_pads: Tensor) -> Tensor:
         causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1]).isinf()

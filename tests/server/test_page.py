@@ -366,7 +366,7 @@ def test_the_last_row_of_the_map_is_what_the_model_says(served: Served, open_pag
     assert torch.allclose(torch.tensor(logits), said[-1], atol=1e-4)
     word = served.tokenizer.decode([ids[-1]]) if served.tokenizer else ""
     assert word.strip() in page.inner_text("#readout")
-    assert float(re.search(r"[\d.e-]+$", page.inner_text("#delta"))[0]) <= 1e-4  # type: ignore[index]
+    assert float(re.search(r"[\d.e-]+$", page.inner_text("#delta"))[0]) <= 1e-4
 
 
 # ------------------------------------------------------------------------------------------------- attention
@@ -792,6 +792,7 @@ def test_the_page_says_when_the_server_is_gone_and_recovers(served: Served, brow
     context.set_offline(False)
     until(page, SHOWS, "the dog")
     until(page, "() => !document.querySelector('#status.problem')")
+    assert "does not answer" not in page.inner_text("header")
     context.close()
 
 
@@ -927,11 +928,11 @@ def test_the_offered_python_prints_the_same_number(served: Served, open_page: Op
     page.locator("#python-open").click()
     program = page.inner_text("#python")
     open_page.close()  # the model is not for two at once
-    tokens = torch.tensor([json.loads(re.search(r"tensor\(\[(\[.*?\])\]\)", program)[1])])  # type: ignore[index]
+    tokens = torch.tensor([json.loads(re.search(r"tensor\(\[(\[.*?\])\]\)", program)[1])])
     values = trace(served.model, tokens).values
     printed = eval(
         re.search(r"print\(seen\.values(\[.*\])\.item", program)[1].join(["values", ""]), {"values": values}
-    )  # type: ignore[index]
+    )
     assert torch.tensor(seen) == printed
 
 

@@ -150,7 +150,7 @@ def timed(tmp_path: Path, keep: int, cost: float, n_bytes_model: int = 8) -> tup
     made = Probes(torch.nn.Linear(n_bytes_model, 1), keep, clock=clock)
     taken: list[int] = []
     take = made._take
-    made._take = lambda done: (taken.append(done), take(done))[1]  # pyright: ignore
+    made._take = lambda done: (taken.append(done), take(done))[1]
     made.on_start(RunFolder(tmp_path), 0, 2000)
     return made, taken
 
@@ -191,7 +191,7 @@ def test_the_most_crowded_is_never_the_newest(steps):
 
 def test_a_full_disk_ends_the_probes_and_not_the_run(template, tmp_path, monkeypatch, eager):
     """One note, and the run goes on as it would."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # pyright: ignore
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     notes: list[str] = []
 
     class Notes(Watcher):

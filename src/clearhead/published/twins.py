@@ -1,6 +1,6 @@
 """A tiny model of every family, as its config.json: what the self-check builds with random weights.
 
-All sizes but a head's width differ, so that swapped ones crash; windows are shorter than the sequences and
+All sizes differ, the number of heads and their width too, so that swapped ones crash; windows are shorter than the sequences and
 rotary scalings begin within them, so that both are felt.
 """
 
@@ -11,20 +11,18 @@ Json = dict[str, Any]
 SPECIAL = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
 DECODER: Json = SPECIAL | {
     "vocab_size": 99,
-    "hidden_size": 36,
+    "hidden_size": 48,
     "intermediate_size": 56,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 48,
+    "max_position_embeddings": 60,
 }
 WIDE_HEADS: Json = DECODER | {"head_dim": 10}
 WINDOW: Json = {"use_sliding_window": True, "sliding_window": 5}
 ALTERNATING: Json = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 # multiples of 8, which the grouped products of `transformers` need in bf16
 EXPERTS: Json = DECODER | {
-    "hidden_size": 48,
-    "max_position_embeddings": 60,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
 }
@@ -82,7 +80,7 @@ TWINS: dict[str, tuple[str, Json]] = {
     "gpt2": (
         "GPT2LMHeadModel",
         SPECIAL
-        | {"vocab_size": 99, "n_embd": 36, "n_layer": 3, "n_head": 6, "n_positions": 48, "n_inner": 40},
+        | {"vocab_size": 99, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 60, "n_inner": 40},
     ),
     "llama": ("LlamaForCausalLM", WIDE_HEADS | {"rope_parameters": LLAMA3, "attention_bias": True}),
     "mistral": ("MistralForCausalLM", DECODER | {"sliding_window": 5}),

@@ -199,7 +199,7 @@ class Patience(H11Protocol):
     arriving: asyncio.TimerHandle | None = None
     leaving: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self.arriving = self.loop.call_later(SECONDS_TO_ARRIVE, self.give_up)
 
