@@ -1,7 +1,7 @@
 """A tiny model of every family, as its config.json: what the self-check builds with random weights.
 
-All sizes differ, the number of heads and their width too, so that swapped ones crash; windows are shorter than the sequences and
-rotary scalings begin within them, so that both are felt.
+All sizes differ, the number of heads and their width too, so that swapped ones crash; windows are shorter
+than the sequences and rotary scalings begin within them, so that both are felt.
 """
 
 from typing import Any
