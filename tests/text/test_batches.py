@@ -159,6 +159,16 @@ def test_every_epoch_shows_every_window_once_in_another_order(shards):
     assert batches.steps_per_epoch == 4
 
 
+def test_a_batch_says_which_windows_its_rows_are_and_moves_as_a_whole(shards):
+    """Token positions are ids here, so that a row begins with the number of its window."""
+    batch = Batches(shards, batch_size=4, context_length=10, seed=1).batch(1)
+    assert batch.sample_ids is not None
+    assert (batch.inputs[:, 0] // 10).tolist() == batch.sample_ids
+    moved = batch.to("meta")
+    assert moved.inputs.is_meta and moved.targets.is_meta and moved.mask is None
+    assert (moved.sample_ids, moved.first_sample) == (batch.sample_ids, 4)
+
+
 def test_a_context_of_exactly_all_tokens_works_and_one_more_is_an_error(shards):
     batches = Batches(shards, batch_size=2, context_length=100)
     assert batches.n_windows == 1 and torch.equal(batches.batch(3).targets[1], torch.arange(1, 101))

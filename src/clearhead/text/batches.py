@@ -17,11 +17,11 @@ of processes can share the counting.
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 
 from clearhead.text.shards import Shards
 
@@ -75,17 +75,35 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Batch:
-    """B windows of T ids, int64; `targets[b, t]` is the id that follows `inputs[b, t]`.
+    """B examples of T ids, int64, and what is to be predicted at or for them.
 
-    A target of -100 means that the position predicts nothing.
+    `targets` are ids or labels "B T" (-100: nothing is predicted there), classes "B", numbers "B" or "B L",
+    or the first and last token of an answer "B 2".
     """
 
     inputs: Int[Tensor, "B T"]
-    targets: Int[Tensor, "B T"]
-    documents: Int[Tensor, "B T"] | None
-    """Which document of its window a token belongs to: 0, 1, 2, ...; None without a document mask."""
+    targets: Int[Tensor, "B ..."] | Float[Tensor, "B ..."]
     first_sample: int
     """The number of the first row, counted from the beginning of the run."""
+    documents: Int[Tensor, "B T"] | None = None
+    """Which document of its window a token belongs to: 0, 1, 2, ...; None without a document mask."""
+    mask: Bool[Tensor, "B T"] | None = None
+    """True at real tokens, False at padding; None: all are real."""
+    source: Int[Tensor, "B S"] | None = None
+    """What is translated; `inputs` are then what the decoder reads. Also the second text of a pair."""
+    source_mask: Bool[Tensor, "B S"] | None = None
+    token_types: Int[Tensor, "B T"] | None = None
+    """Which of two texts a token belongs to: 0 or 1."""
+    sample_ids: list[int] | None = None
+    """Which example or window each row is."""
+
+    def to(self, device: "str | torch.device") -> "Batch":
+        """Return the batch with its tensors on `device`."""
+        moved = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            moved[field.name] = value.to(device) if hasattr(value, "to") else value
+        return Batch(**moved)
 
 
 class Batches:
@@ -128,13 +146,14 @@ class Batches:
         """Return samples [first, first + count) of the run, each a function of (seed, its number) alone."""
         if first < 0 or count < 1:
             raise ValueError(f"samples({first}, {count}): the first is at least 0, the count at least 1")
-        starts: list[int] = []
-        while len(starts) < count:
-            epoch, index = divmod(first + len(starts), self.n_windows)
-            here = min(count - len(starts), self.n_windows - index)
-            windows = permutation(np.arange(index, index + here), self.n_windows, self.seed, epoch)
-            starts += (windows * self.context_length).tolist()
-        return _read(self.shards, starts, self.context_length, self.document_mask, first)
+        windows: list[int] = []
+        while len(windows) < count:
+            epoch, index = divmod(first + len(windows), self.n_windows)
+            here = np.arange(index, min(index + count - len(windows), self.n_windows))
+            windows += permutation(here, self.n_windows, self.seed, epoch).tolist()
+        starts = [window * self.context_length for window in windows]
+        batch = _read(self.shards, starts, self.context_length, self.document_mask, first)
+        return replace(batch, sample_ids=windows)
 
 
 def evaluation_batches(
