@@ -1,6 +1,8 @@
 """Fixtures that every chapter's tests may use."""
 
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,16 @@ def unchecked() -> Iterator[None]:
     jaxtyping_config.update("jaxtyping_disable", True)
     yield
     jaxtyping_config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture(scope="session")
+def transformers() -> Any:
+    """What published families and objectives must equal: imported once, silent, never on the network."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    module = pytest.importorskip("transformers")
+    module.logging.set_verbosity_error()
+    module.logging.disable_progress_bar()
+    return module
 
 
 # What `make check` leaves to `make test`: files whose tests are quick each, but many.
