@@ -5,19 +5,23 @@ with the size and the SHA-256 of each file; then the folder itself; then come on
 A crash at any moment leaves the old state or the new one. What is to go is renamed to `.trash-...` first, so
 that half a folder never bears a good name. `damage` compares a folder with its manifest.
 
+Several processes (`Ranks`) may write one folder together: each brings its own files to the disk and tells
+their hashes; the first one, once it has heard of all, writes the manifest and renames.
+
 The hashes find rot and torn files, not an attacker: whoever can write the folder can write the manifest.
 """
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 if sys.platform == "win32":
     import msvcrt
@@ -31,39 +35,120 @@ FORMAT = 1
 ASIDE = ".replaced-"  # the former folder of a name, until the new one bears it
 
 
-def write_folder(final: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
+class Ranks(Protocol):
+    """The processes that write a folder together."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this one writes what only one may."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Wait for all; return everyone's value (of JSON's kinds), in order, the main one's first."""
+        ...
+
+
+class Alone:
+    """One process, which writes everything."""
+
+    is_main = True
+
+    def gather(self, value: Any) -> list[Any]:
+        """[value]"""
+        return [value]
+
+
+ALONE = Alone()
+
+
+def no_shards(folder: Path) -> Iterable[str]:
+    """Nothing is written in parts."""
+    return ()
+
+
+def write_folder(
+    final: Path,
+    files: Mapping[str, Callable[[Path], object]],
+    ranks: Ranks = ALONE,
+    shards: Callable[[Path], Iterable[str]] = no_shards,
+) -> None:
     """Write a folder of `files`, each by its function, and only then give it its name, replacing any other.
 
-    Whatever an earlier, killed call left in the folder above is cleared away first; so one process at a time
-    may write there (see `lock_run`). OSError leaves no trace but the former state.
+    Whatever an earlier, killed call left in the folder above is cleared away first; so one run at a time may
+    write there (see `lock_run`). With several `ranks`, all of them call this: the main one writes `files`,
+    each writes its part by `shards`, which returns the names of the files it made; and if one fails, all
+    raise. OSError leaves no trace but the former state.
     """
-    new, old = final.with_name(f".tmp-{final.name}-{os.getpid()}"), final.with_name(ASIDE + final.name)
+    new = final.with_name(f".tmp-{final.name}-{ranks.gather(os.getpid())[0]}")
     try:
-        _make_folder(final.parent)
-        _clear(final.parent)
-        _point("begin")
-        new.mkdir()
-        entries = {}
-        for name, write in files.items():
-            write(new / name)
-            _sync(new / name)
-            entries[name] = {"bytes": (new / name).stat().st_size, "sha256": _sha256(new / name)}
-            _point(name)
-        (new / MANIFEST).write_bytes(_manifest(entries))
-        _sync(new / MANIFEST)
-        _point(MANIFEST)
-        _sync(new)
-        _point("before rename")
-        if final.exists():
-            final.rename(old)
-            _point("replaced")
-        new.rename(final)
-        _point("after rename")
-        _sync(final.parent)
+        _agree(ranks, lambda: _begin(final, new), main_only=True)
+        written = _agree(ranks, lambda: _write(new, files if ranks.is_main else {}, shards))
+        entries = {name: entry for part in written for name, entry in part.items()}
+        _agree(ranks, lambda: _finish(final, new, entries), main_only=True)
     except Exception:
-        with suppress(OSError):
-            _clear(final.parent)
+        if ranks.is_main:
+            with suppress(OSError):
+                _clear(final.parent)
         raise
+
+
+def _agree(ranks: Ranks, action: Callable[[], Any], main_only: bool = False) -> list[Any]:
+    """Everyone's result of the action; if it failed for one, all raise, and name the first that failed."""
+    result, own = None, None
+    try:
+        result = action() if ranks.is_main or not main_only else None
+    except Exception as error:
+        own = error
+    told = ranks.gather((result, None if own is None else str(own), getattr(own, "errno", None)))
+    if own is not None:
+        raise own
+    for rank, (_, problem, number) in enumerate(told):
+        if problem is not None:
+            raise OSError(number or errno.EIO, f"rank {rank} failed: {problem}")
+    return [value for value, _, _ in told]
+
+
+def _begin(final: Path, new: Path) -> None:
+    _make_folder(final.parent)
+    _clear(final.parent)
+    _point("begin")
+    new.mkdir()
+
+
+def _write(
+    new: Path, files: Mapping[str, Callable[[Path], object]], shards: Callable[[Path], Iterable[str]]
+) -> dict[str, dict[str, Any]]:
+    """Write and sync this process's files; their sizes and hashes."""
+    entries = {}
+    for name in shards(new):
+        entries[name] = _seal(new / name)
+    for name, write in files.items():
+        write(new / name)
+        entries[name] = _seal(new / name)
+    return entries
+
+
+def _seal(path: Path) -> dict[str, Any]:
+    _sync(path)
+    entry = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    _point(path.name)
+    return entry
+
+
+def _finish(final: Path, new: Path, entries: dict[str, Any]) -> None:
+    """The manifest, then the good name, then the former folder of that name goes."""
+    old = final.with_name(ASIDE + final.name)
+    (new / MANIFEST).write_bytes(_manifest(entries))
+    _sync(new / MANIFEST)
+    _point(MANIFEST)
+    _sync(new)
+    _point("before rename")
+    if final.exists():
+        final.rename(old)
+        _point("replaced")
+    new.rename(final)
+    _point("after rename")
+    _sync(final.parent)
     if old.exists():
         remove_folder(old)
 
