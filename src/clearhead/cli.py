@@ -309,7 +309,7 @@ def evaluate(
     from clearhead.text.shards import Shards
     from clearhead.training.data import data_folder
     from clearhead.training.evaluate import evaluate as measure
-    from clearhead.training.loop import find_device
+    from clearhead.training.machine import find_device
     from clearhead.training.run_folder import RunFolder, load_run
 
     model, tokenizer = load_run(run, find_device(device))

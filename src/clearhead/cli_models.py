@@ -34,7 +34,7 @@ def open_model(
 ) -> "tuple[Transformer, AnyTokenizer | None]":
     """The model and the tokenizer at a place; a place that is nothing is a FileNotFoundError."""
     from clearhead.published.models import load
-    from clearhead.training.loop import find_device
+    from clearhead.training.machine import find_device
     from clearhead.training.run_folder import RunFolder, load_run
 
     if not str(place).strip():
@@ -64,7 +64,7 @@ def open_model(
 def open_run(place: str | Path, device: str) -> "RunView | None":
     """The run at a place, with all the steps whose weights it has kept; None if it holds no run."""
     from clearhead.server.run_view import RunView
-    from clearhead.training.loop import find_device
+    from clearhead.training.machine import find_device
     from clearhead.training.run_folder import RunFolder
 
     return RunView(place, find_device(device)) if str(place).strip() and RunFolder(place).exists() else None
@@ -95,7 +95,7 @@ def selfcheck(
         as_json: print one JSON object.
     """
     from clearhead.published import selfcheck as check
-    from clearhead.training.loop import find_device
+    from clearhead.training.machine import find_device
 
     if place is None:
         found = check.selfcheck(list(family) or None, find_device(device))
@@ -127,7 +127,7 @@ def check_place(place: str, device: str) -> "Iterator[Row]":
     import torch
 
     from clearhead.published.selfcheck import check_model, open_theirs
-    from clearhead.training.loop import find_device
+    from clearhead.training.machine import find_device
 
     model, _ = open_model(place, "cpu", dtype=torch.float32)
     theirs = open_theirs(Path(place), model) if Path(place).is_dir() else None

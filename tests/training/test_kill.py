@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.training import durable, loop
+from clearhead.training import durable, loop, tasks
 from clearhead.training.checkpoint import checkpoints
 from clearhead.training.recipe import Recipe
 from clearhead.training.report import TIMINGS, JsonLines, Samples, Watcher, read_metrics
@@ -51,7 +51,7 @@ def train_and_tell(recipe: Recipe, folder: Path, pipe: int) -> None:
     def tell(event: bytes) -> None:
         os.write(pipe, event)
 
-    token_loss, save_checkpoint = loop.token_loss, loop.save_checkpoint
+    token_loss, save_checkpoint = tasks.token_loss, loop.save_checkpoint
 
     def loss(*args, **kwargs):
         tell(b"m")
@@ -62,7 +62,7 @@ def train_and_tell(recipe: Recipe, folder: Path, pipe: int) -> None:
         save_checkpoint(*args, **kwargs)
         tell(b")")
 
-    loop.token_loss, loop.save_checkpoint = loss, save
+    tasks.token_loss, loop.save_checkpoint = loss, save
     durable._point = lambda name: tell(b".")
     train(recipe, folder, tell)
 

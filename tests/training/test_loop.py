@@ -22,11 +22,13 @@ from clearhead.training import loop
 from clearhead.training.checkpoint import checkpoints
 from clearhead.training.data import prepare_data
 from clearhead.training.durable import lock_run
-from clearhead.training.loop import Interrupted, Trainer, dropout_seed, find_device, learning_rate, train
+from clearhead.training.loop import Interrupted, Trainer, dropout_seed, learning_rate, train
+from clearhead.training.machine import find_device
 from clearhead.training.objectives import cross_entropy
 from clearhead.training.recipe import Recipe, TrainConfig
 from clearhead.training.report import TIMINGS, JsonLines, Samples, Watcher, read_metrics
 from clearhead.training.run_folder import RunFolder, load_run
+from clearhead.training.tasks import make_task
 from tiny_run import tiny_recipe, write_corpus
 
 # Many runs: the shapes are checked in the tests of the model, here they would double the time.
@@ -86,8 +88,8 @@ def trainer(recipe: Recipe, folder: Path, *watchers: Watcher) -> Trainer:
     """A trainer at the beginning of its run."""
     run_folder = RunFolder(folder)
     folder.mkdir(exist_ok=True)
-    data = prepare_data(recipe.data, run_folder, note=lambda text: None)
-    made = Trainer(recipe, run_folder, data, watchers)
+    task, recipe = make_task(recipe, run_folder, note=lambda text: None)
+    made = Trainer(recipe, run_folder, task, watchers)
     made.start(resume=False)
     return made
 
@@ -351,8 +353,8 @@ def test_a_bad_loss_stops_before_the_update(template, tmp_path, monkeypatch):
     made = trainer(tiny_recipe(template), tmp_path / "run")
     made._take_step()
     before = weights_of(made.model)
-    honest = loop.token_loss
-    monkeypatch.setattr(loop, "token_loss", lambda *a: tuple(x * math.inf for x in honest(*a)))
+    honest = made.task.loss
+    monkeypatch.setattr(made.task, "loss", lambda *a: honest(*a) * math.inf)
     with pytest.raises(ValueError, match=r"step 2: the loss is not finite; no update was made; lower"):
         made._take_step()
     assert weights_of(made.model) == before
@@ -402,7 +404,7 @@ def test_skipping_is_bounded_also_over_a_resume(template, tmp_path):
     made._take_step()
     made._take_step()
     made.save()
-    again = Trainer(made.recipe, made.run, made.data, ())
+    again = Trainer(made.recipe, made.run, made.task, ())
     again.start(resume=True)
     spoil_gradient(again, "embed.weight", {2})
     with pytest.raises(ValueError, match=r"step 3: .*; that was 3 times in a row \(max_skips=2\)"):

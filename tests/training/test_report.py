@@ -147,7 +147,7 @@ def test_terminal_writes_plain_lines_to_a_file(run):
     assert output.getvalue().splitlines() == [
         "step 1/2  loss 3.000  128 tokens/s",
         "step 2/2  loss 2.900  128 tokens/s",
-        "step 2: validation loss 2.5000, perplexity 12.18, 1.2500 bits per byte",
+        "step 2: validation loss 2.5000, perplexity 12.1825, bits per byte 1.2500",
         "step 2, the model writes:",
         "text of 1",
     ]
@@ -165,7 +165,7 @@ def test_terminal_shows_progress(run):
     terminal.on_progress("merge", 10, 10)
     log(run, terminal, range(3))
     shown = output.getvalue()
-    for part in ("count", "merge", "step 3/3", "loss 2.800", "128 tokens/s", "1.250 bits/byte", "left"):
+    for part in ("count", "merge", "step 3/3", "loss 2.800", "128 tokens/s", "bits per byte 1.250", "left"):
         assert part in shown
 
 

@@ -9,34 +9,31 @@ Nothing random is hidden state. The batch of a step is a pure function of (seed,
 same bits.
 """
 
-import contextlib
-import ctypes
 import hashlib
 import math
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.generation.decode import generate
 from clearhead.model.experts import Routing, correct_balance
 from clearhead.model.transformer import Transformer
-from clearhead.text.batches import Batch, Batches
-from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.batches import Batch
+from clearhead.training.ahead import Ahead
 from clearhead.training.checkpoint import checkpoints, load_checkpoint, lock_run, save_checkpoint
-from clearhead.training.data import PreparedData, prepare_data
-from clearhead.training.evaluate import evaluate
-from clearhead.training.objectives import token_loss
-from clearhead.training.optim import SCHEDULES, AdamW, clip_gradients, parameter_groups
+from clearhead.training.machine import find_device, keep_freed_memory, stop_requests
+from clearhead.training.optim import AdamW, clip_gradients, parameter_groups
 from clearhead.training.probe import Probes
-from clearhead.training.recipe import Recipe, TrainConfig, differences, with_vocabulary
+from clearhead.training.recipe import Recipe, TrainConfig
 from clearhead.training.report import Watcher
-from clearhead.training.run_folder import RunFolder
+from clearhead.training.run_folder import RunFolder, recipe_to_resume
+from clearhead.training.schedules import SCHEDULES
+from clearhead.training.tasks import Task, make_task
 
 
 class Interrupted(Exception):
@@ -77,10 +74,9 @@ def train(
     with lock_run(run.path):
         note = _announcer(watchers)
         if resume:
-            recipe = _same_recipe(recipe, run)
-        data = prepare_data(recipe.data, run, note, _progress(watchers))
-        recipe = _fit_vocabulary(recipe, data.tokenizer)
-        trainer = Trainer(recipe, run, data, watchers)
+            recipe = recipe_to_resume(recipe, run)
+        task, recipe = make_task(recipe, run, note, _progress(watchers))
+        trainer = Trainer(recipe, run, task, watchers)
         trainer.start(resume)
         trainer.go(stop_after)
     return run
@@ -96,12 +92,10 @@ class StepResult:
 
 
 class Trainer:
-    """One run: its model, optimizer and data, and the few methods that move it forward."""
+    """One run: its model, optimizer and task, and the few methods that move it forward."""
 
-    def __init__(
-        self, recipe: Recipe, run: RunFolder, data: PreparedData, watchers: Sequence[Watcher]
-    ) -> None:
-        self.recipe, self.run, self.data, self.watchers = recipe, run, data, watchers
+    def __init__(self, recipe: Recipe, run: RunFolder, task: Task, watchers: Sequence[Watcher]) -> None:
+        self.recipe, self.run, self.task, self.watchers = recipe, run, task, watchers
         self.note = _announcer(watchers)
         self.settings = recipe.train
         self.device = find_device(self.settings.device)
@@ -112,18 +106,15 @@ class Trainer:
         if self.settings.probes:
             self.watchers = [*watchers, Probes(self.model, self.settings.probes, self.note)]
         self.optimizer = make_optimizer(self.model, self.settings)
-        self.batches = Batches(
-            data.train,
-            self.settings.batch_size,
-            self.settings.context_length,
-            seed=self.settings.seed,
-            document_mask=self.settings.document_mask,
-        )
-        self.forward: Callable[..., Tensor] = self._compiled() if self._compile() else self.model
+        self.compiled = self._compile()
+        self.forward: Callable[..., Tensor] = self._compiled() if self.compiled else self.model
+        self.ahead = Ahead(self._batches)
         self.step = 0
         self.saved_step: int | None = None  # of the checkpoint on disk that holds this very state
         self.tokens = 0
         self.skipped = 0
+        self.best: float | None = None  # lowest validation loss, and how many looks ago it was
+        self.waited = 0
 
     def start(self, resume: bool) -> None:
         """Fix the number of steps; write the run's folder, or load its newest valid checkpoint."""
@@ -133,13 +124,12 @@ class Trainer:
             self.step, self.tokens = int(state["step"]), int(state["tokens"])
             self.saved_step = self.step
             self.skipped = int(state["skipped"])
-        if self.settings.sample_every:
-            self.data.tokenizer.encode(self.settings.sample_prompt)  # it can be one that has no tokens
+            self.best, self.waited = state.get("best"), int(state.get("waited", 0))
         budget = self.run.budget() if resume else self.settings.budget()
         self.steps = self._count_steps()
         self.settings = replace(self.settings, steps=self.steps, tokens=None, minutes=None)
         self.recipe = replace(self.recipe, train=self.settings)
-        self.run.write(self.recipe, self.data.tokenizer, budget)
+        self.run.write(self.recipe, self.task.tokenizer, budget)
 
     def go(self, stop_after: int | None = None) -> None:
         """Train until the budget, `stop_after` or a signal ends it; always end with a checkpoint."""
@@ -150,15 +140,18 @@ class Trainer:
             watcher.on_start(self.run, self.step, self.steps)
         try:
             with stop_requests() as stop_requested:
-                while self.step < last and not stop_requested():
+                if self.compiled and self.step < last:
+                    self._compile_now()
+                while self.step < last and not stop_requested() and not self._out_of_patience():
                     self._take_step()
                     if self.step % self.settings.save_every == 0 and self.step < last:
                         self.save()
                 if self.saved_step != self.step:
                     self.save()
-            if self.step < last:
+            if self.step < last and not self._out_of_patience():
                 raise Interrupted(self.step)
         finally:
+            self.ahead.close()
             for watcher in self.watchers:
                 watcher.on_end()
 
@@ -169,6 +162,8 @@ class Trainer:
         state = {
             "tokens": self.tokens,
             "skipped": self.skipped,
+            "best": self.best,
+            "waited": self.waited,
             "made_with": self._made_with(),
             "torch": torch.__version__,
         }
@@ -201,22 +196,17 @@ class Trainer:
         if settings.sample_every and (self.step % settings.sample_every == 0 or self.step == self.steps):
             self._sample(step)
 
+    def _batches(self, step: int) -> list[Batch]:
+        """The micro-batches of a step."""
+        first = step * self.settings.accumulation
+        return [self.task.batch(first + i) for i in range(self.settings.accumulation)]
+
     def _learn(self, step: int) -> StepResult:
         """One optimizer step: forward and backward over the micro-batches, the finite check, the update."""
-        settings = self.settings
-        first = step * settings.accumulation
-        parts = [self.batches.batch(first + i) for i in range(settings.accumulation)]
-        n_targets = sum(int((part.targets != -100).sum()) for part in parts)
-        self.model.train()
-        total = torch.zeros((), device=self.device)
-        routings: list[Routing] = []
-        for part in parts:
-            torch.manual_seed(dropout_seed(settings.seed, step, part.first_sample))
-            loss, extra, routing = self._loss(part)
-            ((loss + extra) / max(n_targets, 1)).backward()
-            total += loss.detach() / max(n_targets, 1)
-            routings += [] if routing is None else [routing]
-        norm = clip_gradients(self.model.parameters(), settings.clip or math.inf)
+        batches = self.ahead.get(step)
+        n_targets = sum(self.task.n_targets(batch) for batch in batches)
+        total, routings = self._gradients(step, batches, max(n_targets, 1))
+        norm = clip_gradients(self.model.parameters(), self.settings.clip or math.inf)
         loss_value, norm_value = torch.stack([total, norm]).tolist()  # the step's one wait for the device
         if math.isfinite(loss_value) and math.isfinite(norm_value):
             self.optimizer.step()
@@ -228,17 +218,29 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss_value, norm_value, n_targets)
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor | float, Routing | None]:
-        """Sum of the token losses of one micro-batch; what its routers add, per target; what they decided."""
-        documents = None if batch.documents is None else batch.documents.to(self.device)
+    def _gradients(
+        self, step: int, batches: list[Batch], n_targets: int
+    ) -> tuple[Float[Tensor, ""], list[Routing]]:
+        """Loss per target of all micro-batches, its gradient in every parameter, what routers decided."""
         experts = self.model.config.experts
-        routing = None if experts is None else Routing()
+        self.model.train()
+        total = torch.zeros((), device=self.device)
+        routings: list[Routing] = []
+        for batch in batches:
+            torch.manual_seed(dropout_seed(self.settings.seed, step, batch.first_sample))
+            routing = None if experts is None else Routing()
+            loss = self.task.loss(self._forward, batch.to(self.device), routing) / n_targets
+            total += loss.detach()
+            if experts is not None and routing is not None:
+                loss = loss + routing.loss(experts) * (self.task.n_targets(batch) / n_targets)
+                routings.append(routing)
+            loss.backward()
+        return total, routings
+
+    def _forward(self, *inputs: Tensor, **how: Any) -> Tensor:
+        """The model in the arithmetic of the recipe."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16"):
-            logits = self.forward(batch.inputs.to(self.device), documents=documents, routing=routing)
-        loss, n_targets = token_loss(logits, batch.targets.to(self.device))
-        if experts is None or routing is None:
-            return loss, 0.0, None
-        return loss, routing.loss(experts) * n_targets, routing
+            return self.forward(*inputs, **how)
 
     def _refuse(self, step: int, loss: float) -> None:
         """A loss or a gradient is not finite: no update; stop, or skip a bounded number of times in a row."""
@@ -254,44 +256,33 @@ class Trainer:
         self.note(message)
 
     def _look(self, step: int) -> None:
-        """Loss on the validation text: part of it on the way, all of it at the end."""
-        settings = self.settings
-        result = evaluate(
-            self.model,
-            self.data.validation,
-            batch_size=settings.batch_size,
-            context_length=settings.context_length,
-            max_tokens=None if self.step == self.steps else settings.eval_tokens,
-            document_mask=settings.document_mask,
-        )
-        metrics = {
-            "validation_loss": result.loss,
-            "perplexity": result.perplexity,
-            "bits_per_byte": result.bits_per_byte,
-        }
+        """What the model is worth on validation examples: a part of them on the way, all at the end."""
+        metrics = self.task.evaluate(self.model, whole=self.step == self.steps)
+        loss = metrics["validation_loss"]
+        improved = self.best is None or loss < self.best
+        self.best, self.waited = (loss, 0) if improved else (self.best, self.waited + 1)
         for watcher in self.watchers:
             watcher.on_evaluation(step, metrics)
+        if self._out_of_patience():
+            self.note(
+                f"step {step + 1}: no better validation loss in {self.waited} looks, so this is the end"
+            )
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self.settings.patience <= self.waited
 
     def _sample(self, step: int) -> None:
-        settings = self.settings
-        text = generate(
-            self.model,
-            settings.sample_prompt,
-            tokenizer=self.data.tokenizer,
-            max_new_tokens=settings.sample_tokens,
-            temperature=0.8,
-            seed=settings.seed,
-            overflow="slide",
-        )
-        for watcher in self.watchers:
-            watcher.on_sample(step, settings.sample_prompt + str(text))
+        text = self.task.sample(self.model)
+        if text is not None:
+            for watcher in self.watchers:
+                watcher.on_sample(step, text)
 
     def _count_steps(self) -> int:
         """The budget as a number of steps."""
         settings = self.settings
         if settings.steps is not None:
             return settings.steps
-        per_step = settings.batch_size * settings.accumulation * settings.context_length
+        per_step = settings.accumulation * self.task.targets_per_batch
         if settings.tokens is not None:
             return math.ceil(settings.tokens / per_step)
         assert settings.minutes is not None, "Recipe.check() demands one budget"
@@ -324,12 +315,19 @@ class Trainer:
     def _compiled(self) -> Callable[..., Tensor]:
         return torch.compile(self.model)
 
+    def _compile_now(self) -> None:
+        """Compile with the next step's first batch, so that no step's time contains it."""
+        started = time.perf_counter()
+        self._gradients(self.step, self.ahead.get(self.step)[:1], 1)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.note(f"compiled in {time.perf_counter() - started:.1f} s")
+
     def _made_with(self) -> dict[str, str]:
         """What a checkpoint must share with the run that resumes it."""
         config = hashlib.sha256(repr(self.model.config).encode()).hexdigest()
         return {
-            "tokenizer": self.data.tokenizer.fingerprint,
-            "text": self.data.fingerprint,
+            "tokenizer": self.task.tokenizer.fingerprint,
+            "text": self.task.fingerprint,
             "model": config,
             "seed": str(self.settings.seed),
         }
@@ -362,38 +360,6 @@ def make_optimizer(model: nn.Module, settings: TrainConfig) -> AdamW:
     )
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep freed blocks for the next step instead of giving them back and faulting them in again.
-
-    Large activations are allocated and freed in every step; on a CPU that costs a tenth of the time. Other
-    systems' allocators are left as they are.
-    """
-    if sys.platform != "linux":
-        return
-    trim_threshold, mmap_threshold = -1, -3  # of mallopt(3)
-    with contextlib.suppress(AttributeError, OSError):  # musl has no mallopt
-        libc = ctypes.CDLL(None)
-        libc.mallopt(trim_threshold, 1 << 30)
-        libc.mallopt(mmap_threshold, 1 << 30)
-
-
-def find_device(name: str) -> torch.device:
-    """The device of this name; "auto": cuda if there is one, else cpu."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device={name!r} is unknown; try auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r} was asked for, but this PyTorch sees no CUDA GPU; use device=cpu")
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise ValueError(f"device={name!r} cannot be used on this machine; try auto, cpu or cuda") from None
-    return device
-
-
 def dropout_seed(seed: int, step: int, first_sample: int) -> int:
     """Where dropout's random numbers of a micro-batch start: a function of (seed, step, first sample)
     alone.
@@ -410,31 +376,6 @@ def first_nonfinite_gradient(model: nn.Module) -> str:
     return "the gradient's norm"
 
 
-@contextlib.contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a question that the loop asks after each step.
-
-    A second Ctrl-C stops at once.
-    """
-    requested = False
-
-    def ask(signum: int, frame: object) -> None:
-        nonlocal requested
-        if requested and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        requested = True
-
-    try:
-        previous = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever runs us handles signals
-        previous = {}
-    try:
-        yield lambda: requested
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
-
-
 def _announcer(watchers: Sequence[Watcher]) -> Callable[[str], None]:
     def note(text: str) -> None:
         for watcher in watchers:
@@ -449,38 +390,3 @@ def _progress(watchers: Sequence[Watcher]) -> Callable[[str, int, int | None], N
             watcher.on_progress(stage, done, total)
 
     return progress
-
-
-def _same_recipe(new: Recipe, run: RunFolder) -> Recipe:
-    """The recipe of the run; what the caller gives must agree with it, but for what changes no number.
-
-    The budget was fixed when the run began: it may be given as it was, or as the steps that it became.
-    """
-    old, begun, given = run.recipe(), run.budget(), new.train.budget()
-    if given not in (begun, old.train.budget()):
-        was, now = (", ".join(f"{n}={v:g}" for n, v in budget.items()) for budget in (begun, given))
-        became = "" if "steps" in begun else f", which became steps={old.train.steps},"
-        raise ValueError(
-            f"{run.path} was started with {was}{became} and stays with it, got {now}; "
-            "leave it as it was, or start a new run in another folder"
-        )
-    free = {name: getattr(new.train, name) for name in ("on_nonfinite", "max_skips", "probes")}
-    old = replace(old, train=replace(old.train, **free))
-    fixed = replace(new.train, steps=old.train.steps, minutes=None, tokens=None)
-    model = new.model.replace(vocab_size=old.model.vocab_size)
-    changed = differences(old, replace(new, train=fixed, model=model))
-    if changed:
-        raise ValueError(
-            f"{run.path} was started with another recipe ({'; '.join(changed)}); undo that to resume"
-        )
-    return old
-
-
-def _fit_vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
-    wanted, default = recipe.model.vocab_size, type(recipe.model)().vocab_size
-    if wanted not in (tokenizer.vocab_size, default, recipe.data.vocab_size):
-        raise ValueError(
-            f"model.vocab_size={wanted} but the tokenizer has {tokenizer.vocab_size} tokens; "
-            "leave model.vocab_size away, it follows from the tokenizer"
-        )
-    return with_vocabulary(recipe, tokenizer.vocab_size)

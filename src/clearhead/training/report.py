@@ -40,7 +40,7 @@ class Watcher:
         """A step is done: loss, norm, lr, tokens, seconds, tokens_per_second."""
 
     def on_evaluation(self, step: int, metrics: dict[str, Any]) -> None:
-        """The validation text was looked at: validation_loss, perplexity, bits_per_byte."""
+        """The validation examples were looked at: validation_loss and what else the task measures."""
 
     def on_sample(self, step: int, text: str) -> None:
         """The model wrote something."""
@@ -119,7 +119,7 @@ class Terminal(Watcher):
         self.console = console or Console(stderr=True)
         self.pause = seconds_between_lines
         self.last_line = 0.0
-        self.bits: float | None = None
+        self.latest = ""  # the last figure of the latest evaluation
         self.steps = 0
         self.progress: Progress | None = None
         self.task: TaskID | None = None
@@ -168,8 +168,7 @@ class Terminal(Watcher):
 
     def on_step(self, step: int, metrics: dict[str, Any]) -> None:
         figures = f"loss {metrics['loss']:.3f}  {metrics['tokens_per_second']:,.0f} tokens/s"
-        if self.bits is not None:
-            figures = f"{figures}  {self.bits:.3f} bits/byte"
+        figures += self.latest
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, completed=step + 1, figures=figures)
         elif time.monotonic() - self.last_line >= self.pause:
@@ -177,11 +176,11 @@ class Terminal(Watcher):
             self.on_note(f"step {step + 1}/{self.steps}  {figures}")
 
     def on_evaluation(self, step: int, metrics: dict[str, Any]) -> None:
-        self.bits = metrics["bits_per_byte"]
-        self.on_note(
-            f"step {step + 1}: validation loss {metrics['validation_loss']:.4f}, "
-            f"perplexity {metrics['perplexity']:.2f}, {metrics['bits_per_byte']:.4f} bits per byte"
-        )
+        names = {name: name.replace("_", " ") for name in metrics}
+        name = next(reversed(metrics))
+        self.latest = f"  {names[name]} {metrics[name]:.3f}"
+        figures = ", ".join(f"{names[name]} {value:.4f}" for name, value in metrics.items())
+        self.on_note(f"step {step + 1}: {figures}")
 
     def on_sample(self, step: int, text: str) -> None:
         self.on_note(f"step {step + 1}, the model writes:\n{text}")

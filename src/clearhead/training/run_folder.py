@@ -8,6 +8,7 @@ checkpoints/     step-00001200/ ...                  probes/         weights alo
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.checkpoint import load_checkpoint
 from clearhead.training.recipe import (
     Recipe,
+    differences,
     find_recipe,
     load_recipe,
     save_recipe,
@@ -88,6 +90,31 @@ class RunFolder:
             raise FileNotFoundError(
                 f"{self.path} holds no run: {what}; give a folder that `clearhead train` wrote"
             )
+
+
+def recipe_to_resume(new: Recipe, run: RunFolder) -> Recipe:
+    """The recipe of the run; what the caller gives must agree with it, but for what changes no number.
+
+    The budget was fixed when the run began: it may be given as it was, or as the steps that it became.
+    """
+    old, begun, given = run.recipe(), run.budget(), new.train.budget()
+    if given not in (begun, old.train.budget()):
+        was, now = (", ".join(f"{n}={v:g}" for n, v in budget.items()) for budget in (begun, given))
+        became = "" if "steps" in begun else f", which became steps={old.train.steps},"
+        raise ValueError(
+            f"{run.path} was started with {was}{became} and stays with it, got {now}; "
+            "leave it as it was, or start a new run in another folder"
+        )
+    free = {name: getattr(new.train, name) for name in ("on_nonfinite", "max_skips", "probes")}
+    old = replace(old, train=replace(old.train, **free))
+    fixed = replace(new.train, steps=old.train.steps, minutes=None, tokens=None)
+    model = new.model.replace(vocab_size=old.model.vocab_size)
+    changed = differences(old, replace(new, train=fixed, model=model))
+    if changed:
+        raise ValueError(
+            f"{run.path} was started with another recipe ({'; '.join(changed)}); undo that to resume"
+        )
+    return old
 
 
 def load_run(path: str | Path, device: torch.device | str = "cpu") -> tuple[Transformer, Tokenizer]:
