@@ -20,9 +20,10 @@ FILES = {
     "published": """course mapping quirks families families_experts families_encoders storage weights layout
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
-    "training": "objectives optim recipe durable checkpoint run_folder data evaluate report probe loop demo",
+    "training": """scores objectives masking optim recipe durable checkpoint run_folder data evaluate tasks report probe
+        machine ahead loop demo""",
     "inspector": "record trace provenance spelling manifest views passes sweeps",
-    "server": "wire run_view session saved export guard app runs look",
+    "server": "wire run_view reading sides summary session streams saved export guard app runs look",
 }
 
 FAMILIES = [

@@ -73,6 +73,7 @@ class TrainConfig:
     max_skips: int = 10  # "skip" gives up after this many in a row
     eval_every: int = 200  # steps between two looks at the validation text
     eval_tokens: int = 20_000  # how much of it; at the end the whole of it is used
+    patience: int = 0  # stop after this many looks in a row without a better validation loss; 0: never
     sample_every: int = 0  # steps between two samples of the model's own text; 0: none
     sample_prompt: str = "def "
     sample_tokens: int = 64
@@ -92,7 +93,7 @@ class TrainConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("eps", "weight_decay", "clip", "max_skips", "sample_every", "sample_tokens"):
+        for name in ("eps", "weight_decay", "clip", "max_skips", "sample_every", "sample_tokens", "patience"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number of at least 0")
         for name in ("steps", "tokens", "minutes"):
