@@ -5,7 +5,7 @@
 import { sequential } from "./colors.js";
 import { fill, h } from "./dom.js";
 import { makeGrid } from "./grid.js";
-import { CanvasPaint, pixels } from "./paint.js";
+import { CanvasPaint } from "./paint.js";
 import { app, go, layerIndex, piecesOf, redraw, stackAt } from "./store.js";
 import { t } from "./text.js";
 
@@ -13,7 +13,7 @@ export const MEASURES = ["entropy", "distance", "previous", "same", "induction",
 let measure = "";
 let hideFirst = false;
 let grid = null;
-let kept = { key: "", pictures: [] };
+let kept = { key: "", picture: document.createElement("canvas") };
 
 const thumbnails = () => app.trace?.[app.state.stack > 0 ? "source.heads" : "heads"] ?? null;
 const measured = () => app.trace?.[app.state.stack > 0 ? "source.scores" : "scores"] ?? null;
@@ -129,30 +129,51 @@ function ranking() {
   ];
 }
 
-/** One image per head, made again only when the trace or the colours changed. */
+/** One image of all heads, a pixel per byte; painted again only when the trace or the colours changed. */
 function pictures() {
   const tensor = thumbnails();
   const key = `${app.trace.id}|${app.state.stack}|${app.theme.dark}|${hideFirst}`;
-  if (kept.key === key) return kept.pictures;
+  if (kept.key === key) return kept.picture;
   const [layers, heads, high, wide] = tensor.shape;
-  const made = [];
+  const picture = kept.picture;
+  if (picture.width !== heads * wide) picture.width = heads * wide;
+  if (picture.height !== layers * high) picture.height = layers * high;
+  const context = picture.getContext("2d");
+  const image = context.createImageData(picture.width, picture.height);
+  const pixel = new Uint32Array(image.data.buffer);
+  const ground = pixelOf(app.theme.scale.zero);
   for (let k = 0; k < layers * heads; k += 1) {
     const from = k * high * wide;
-    let most = 255;
-    if (hideFirst) {
-      most = 1;
-      for (let i = 0; i < high * wide; i += 1) if (i % wide) most = Math.max(most, tensor.data[from + i]);
+    const inks = shades(hideFirst ? loudest(tensor.data, from, high * wide, wide) : 255);
+    const corner = Math.floor(k / heads) * high * picture.width + (k % heads) * wide;
+    for (let i = 0; i < high; i += 1) {
+      const line = corner + i * picture.width;
+      for (let j = 0; j < wide; j += 1) pixel[line + j] = inks[tensor.data[from + i * wide + j]];
+      if (hideFirst) pixel[line] = ground;
     }
-    made.push(
-      pixels(wide, high, (i, j) => {
-        if (hideFirst && j === 0) return app.theme.scale.zero;
-        return sequential(app.theme, tensor.data[from + i * wide + j] / most);
-      }),
-    );
   }
-  kept = { key, pictures: made };
-  return made;
+  context.putImageData(image, 0, 0);
+  kept = { key, picture };
+  return picture;
 }
+
+/** The largest byte of a head's picture, without its first column. */
+function loudest(data, from, size, wide) {
+  let most = 1;
+  for (let i = 0; i < size; i += 1) if (i % wide) most = Math.max(most, data[from + i]);
+  return most;
+}
+
+/** The colour of every byte, where `most` has the full one. */
+function shades(most) {
+  const key = `${app.theme.dark}|${most}`;
+  if (!inked.has(key)) inked.set(key, Uint32Array.from({ length: 256 }, (_, byte) => pixelOf(sequential(app.theme, byte / most))));
+  return inked.get(key);
+}
+const inked = new Map();
+
+/** A colour as the four bytes of a pixel. */
+const pixelOf = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;
 
 function draw(canvas, width) {
   const [layers, heads] = size();
@@ -160,7 +181,8 @@ function draw(canvas, width) {
   const g = places(width);
   const paint = new CanvasPaint(canvas, g.left + heads * g.wide + 2, layers * g.high + 2);
   const { theme } = app;
-  const images = pictures();
+  const picture = pictures();
+  const [high, wide] = thumbnails().shape.slice(2);
   let n = piecesOf(stackAt(app.state.stack)).length; // pixels in use: each stands for a power of two of cells
   while (n > 32) n = Math.ceil(n / 2);
   paint.context.imageSmoothingEnabled = false;
@@ -168,7 +190,7 @@ function draw(canvas, width) {
     paint.text(String(layer), g.left - 6, layer * g.high + g.wide / 2 + 4, { size: 11, fill: theme.soft, anchor: "right" });
     for (let head = 0; head < heads; head += 1) {
       const [x, y, side] = [g.left + head * g.wide + 2, layer * g.high + 2, g.wide - 4];
-      paint.context.drawImage(images[layer * heads + head], 0, 0, n, n, x, y, side, side);
+      paint.context.drawImage(picture, head * wide, layer * high, n, n, x, y, side, side);
       const chosen = layer === layerIndex() && head === app.state.head;
       const stroke = chosen ? theme.accent : theme.line;
       paint.rect(x - 0.5, y - 0.5, side + 1, side + 1, { stroke, strokeWidth: chosen ? 3 : 1, radius: 2 });

@@ -33,7 +33,7 @@ export function following() {
   const settings = draws() ? app.state.sampling : { ...app.state.sampling, temperature: 1, top_k: 0, top_p: 1, min_p: 0, repetition_penalty: 1 };
   const seen = app.trace.pieces.slice(0, place() + 1).map((piece) => piece.id);
   const steps = pipeline(logits, settings, seen);
-  const drawn = steps.greedy ? { winner: steps.after.indexOf(1), times: new Map() } : race(steps.after, settings.seed, seen.length);
+  const drawn = steps.greedy ? { winner: steps.after.indexOf(1), time: 0 } : race(steps.after, settings.seed, seen.length);
   return { logits, steps, drawn, seen };
 }
 
@@ -142,7 +142,7 @@ function sliders({ steps, drawn, logits }) {
     h(
       "div",
       { class: "row" },
-      h("span", null, steps.greedy ? t("next.greedy", { word: nameOf(drawn.winner) }) : t("next.drawn", { seed: sampling.seed, word: nameOf(drawn.winner), time: brief(drawn.times.get(drawn.winner) ?? 0, 3).slice(1) })),
+      h("span", null, steps.greedy ? t("next.greedy", { word: nameOf(drawn.winner) }) : t("next.drawn", { seed: sampling.seed, word: nameOf(drawn.winner), time: brief(drawn.time, 3).slice(1) })),
       !steps.greedy && h("button", { type: "button", class: "small", onclick: () => set("seed", sampling.seed + 1) }, t("next.again")),
       h("button", { type: "button", class: "small", onclick: () => force(drawn.winner) }, t("next.append")),
     ),

@@ -38,17 +38,10 @@ export function pipeline(logits, sampling, seen = []) {
   }
   const t = sampling.temperature;
   const tempered = t === 1 ? penalised : Float64Array.from(penalised, (x) => x / t);
-  const order = descending(tempered);
-  const out = cutNames();
-  const k = keepTopK(tempered, order, sampling.top_k);
-  out.top_k = order.length - k;
-  const p = keepTopP(tempered, order.subarray(0, k), sampling.top_p);
-  out.top_p = k - p;
-  const m = keepMinP(tempered, order.subarray(0, p), sampling.min_p);
-  out.min_p = p - m;
-  const cut = new Float64Array(logits.length).fill(-Infinity);
-  for (const id of order.subarray(0, m)) cut[id] = tempered[id];
-  return { before, penalised, tempered, after: softmax(cut), kept: m, out, greedy: false };
+  const { kept, out, least, ties } = cuts(tempered, sampling);
+  const untouched = t === 1 && sampling.repetition_penalty === 1 && kept === tempered.length;
+  const after = untouched ? before : softmax(kept === tempered.length ? tempered : without(tempered, least, ties));
+  return { before, penalised, tempered, after, kept, out, greedy: false };
 }
 
 const cutNames = () => ({ top_k: 0, top_p: 0, min_p: 0 });
@@ -59,12 +52,6 @@ export function penalise(logits, seen, penalty) {
   if (penalty === 1) return out;
   for (const id of new Set(seen)) out[id] = out[id] < 0 ? out[id] * penalty : out[id] / penalty;
   return out;
-}
-
-/** Ids from the largest to the smallest value; of equal ones the first comes first. */
-export function descending(values) {
-  const order = Uint32Array.from(values, (_, i) => i);
-  return order.sort((a, b) => values[b] - values[a] || a - b);
 }
 
 /** The `n` ids of the largest values, without sorting all. */
@@ -82,19 +69,43 @@ export function largest(values, n) {
 
 export const argmax = (values) => largest(values, 1)[0];
 
-/** How many of `order` stay with top-k: ties with the k-th stay. */
-function keepTopK(values, order, k) {
-  if (k === 0 || k >= order.length) return order.length;
+/**
+ * How many tokens stay after each cut, the least value that stays, and how many of its equals do. The values
+ * alone are sorted, which is far quicker than ids by their values; of equal ones the first stays.
+ */
+function cuts(values, { top_k, top_p, min_p }) {
+  const n = values.length;
+  if ((top_k === 0 || top_k >= n) && top_p === 1 && min_p === 0) return { kept: n, out: cutNames(), least: -Infinity, ties: 0 };
+  const falling = Float64Array.from(values).sort().reverse();
+  const k = keepTopK(falling, top_k);
+  const p = keepTopP(falling.subarray(0, k), top_p);
+  const kept = keepMinP(falling.subarray(0, p), min_p);
+  const least = falling[kept - 1];
+  return { kept, out: { top_k: n - k, top_p: k - p, min_p: p - kept }, least, ties: kept - falling.indexOf(least) };
+}
+
+/** The values, those that are cut at -Infinity. */
+function without(values, least, ties) {
+  let room = ties;
+  return Float64Array.from(values, (x) => {
+    if (x === least) room -= 1;
+    return x > least || (x === least && room >= 0) ? x : -Infinity;
+  });
+}
+
+/** How many stay with top-k: ties with the k-th stay. */
+function keepTopK(falling, k) {
+  if (k === 0 || k >= falling.length) return falling.length;
   let kept = k;
-  while (kept < order.length && values[order[kept]] === values[order[k - 1]]) kept += 1;
+  while (kept < falling.length && falling[kept] === falling[k - 1]) kept += 1;
   return kept;
 }
 
 /** From the small end, tokens drop while their sum is at most 1 - p; the likeliest stays. */
-function keepTopP(values, order, p) {
-  if (p === 1) return order.length;
-  const probability = softmax(Float64Array.from(order, (id) => values[id]));
-  let kept = order.length;
+function keepTopP(falling, p) {
+  if (p === 1) return falling.length;
+  const probability = softmax(falling);
+  let kept = falling.length;
   let sum = 0;
   while (kept > 1 && sum + probability[kept - 1] <= 1 - p) {
     sum += probability[kept - 1];
@@ -104,10 +115,10 @@ function keepTopP(values, order, p) {
 }
 
 /** Tokens at least `fraction` as likely as the likeliest. */
-function keepMinP(values, order, fraction) {
-  if (fraction === 0) return order.length;
+function keepMinP(falling, fraction) {
+  if (fraction === 0) return falling.length;
   let kept = 1;
-  while (kept < order.length && Math.exp(values[order[kept]] - values[order[0]]) >= fraction) kept += 1;
+  while (kept < falling.length && Math.exp(falling[kept] - falling[0]) >= fraction) kept += 1;
   return kept;
 }
 
@@ -117,18 +128,16 @@ function keepMinP(values, order, fraction) {
  */
 export function race(probability, seed, step = 0) {
   let winner = -1;
-  let best = Infinity;
-  const times = new Map();
+  let time = Infinity;
   for (let i = 0; i < probability.length; i += 1) {
-    if (!(probability[i] > 0)) continue;
-    const time = -Math.log(uniform(seed, step, i)) / probability[i];
-    times.set(i, time);
-    if (time < best) {
-      best = time;
-      winner = i;
-    }
+    const p = probability[i];
+    if (!(p > 0)) continue;
+    const u = uniform(seed, step, i);
+    if (1 - u >= time * p) continue; // -ln u is larger still: too late
+    const arrives = -Math.log(u) / p;
+    if (arrives < time) [time, winner] = [arrives, i];
   }
-  return { winner, times };
+  return { winner, time };
 }
 
 /** A number in (0, 1) from three whole ones, by mixing their bits. */
