@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clearhead.model.transformer import Transformer
     from clearhead.published.selfcheck import Row
     from clearhead.server.run_view import RunView
+    from clearhead.server.sides import Given
     from clearhead.text.foreign import AnyTokenizer
 
 Kind = Literal["cosine", "dot", "euclidean", "manhattan", "chebyshev"]
@@ -307,6 +308,7 @@ def lines_of(file: Path) -> list[str]:
 def look(
     place: Positional[str],
     text: str | None = None,
+    compare: str | None = None,
     source: str | None = None,
     port: int | None = None,
     host: str = "127.0.0.1",
@@ -320,6 +322,7 @@ def look(
     Args:
         place: a run, a published model, a GGUF file, or a name with --download.
         text: what the page opens with.
+        compare: a second model, a run or a published one, to lay beside the first: key c shows what differs.
         source: what an encoder-decoder reads at first.
         port: where to listen; by default 8765, or a free port if that one is taken.
         host: the address to listen at; one that others reach needs a key.
@@ -337,13 +340,29 @@ def look(
     run = open_run(place, device)
     model, tokenizer = open_model(place, device, download) if run is None else (run.model, run.tokenizer)
     text = run.text() if run is not None and text is None else text
-    name = Path(place).resolve().name if Path(place).exists() else place
-    seen = prepare(model, tokenizer, text, source=source, name=name, host=host, port=port, key=key, run=run)
+    name = name_at(place)
+    beside = None if compare is None else open_beside(compare, device, download)
+    options = {"source": source, "host": host, "port": port, "key": key}
+    seen = prepare(model, tokenizer, text, name=name, run=run, beside=beside, **options)
     print(f"{name} is at {seen.url}{'' if key is None else '?key=...'} (Ctrl-C ends)", flush=True)
     if open:
         webbrowser.open(seen.url if key is None else f"{seen.url}?key={key}")
     with contextlib.suppress(KeyboardInterrupt):
         seen.run()
+
+
+def name_at(place: str) -> str:
+    """How a model is called: by the last part of its folder, or as it is called on the Hub."""
+    return Path(place).resolve().name if Path(place).exists() else place
+
+
+def open_beside(place: str, device: str, download: bool) -> "Given":
+    """The model at a place, to be compared with another."""
+    from clearhead.server.sides import Given
+
+    run = open_run(place, device)
+    model, tokenizer = open_model(place, device, download) if run is None else (run.model, run.tokenizer)
+    return Given(model, tokenizer, name_at(place), run)
 
 
 def export(

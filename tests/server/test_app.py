@@ -188,7 +188,7 @@ def test_tokens_are_drawn_from_the_logits_that_are_shown(served: Served) -> None
 )
 def test_the_page_and_the_library_draw_the_same_tokens(served: Served, sampling: dict[str, Any]) -> None:
     """Invariant 7: same text, settings and seed."""
-    ids = served.session.tokens_of("the dog sat").ids
+    ids = served.session.reader.tokens_of("the dog sat").ids
     answer = served.client.post("/api/generate", json={"ids": ids, "sampling": sampling, "n": 8})
     events = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line]
     model: Any = served.model
@@ -404,7 +404,7 @@ def test_excess_is_refused_at_once_and_keeps_no_memory(served: Served) -> None:
     named.
     """
     token = {"x-clearhead-token": served.token, "content-type": "application/json"}
-    max_len = served.session.max_len
+    max_len = served.session.reader.max_len
     bodies = {
         b'{"text":"' + b"a" * 10_000_000 + b'"}': "1000000 bytes",
         json.dumps({"text": "a" * 20_001}).encode(): "20000",

@@ -1,7 +1,7 @@
 """Sweeps: the same change made in every place, one after the other, and what each does to one word's logit.
 
     heads   every head of every layer switched off: what does the word lose without it?
-    rows    every row of the map at every position replaced by that of another text: where does it matter?
+    rows    every row of the map at every position as in another text or model: where does it matter?
 
 A change is (logit with the edit) - (logit without); both are worked out in the same way, all tokens at once.
 """
@@ -35,8 +35,8 @@ def head_changes(passes: Passes) -> list[Change]:
     return changes
 
 
-def row_changes(passes: Passes, found: Pass, other: Pass) -> list[Change]:
-    """Every row of the main map at every position, as in another pass of as many tokens."""
+def row_changes(passes: Passes, found: Pass, theirs: Passes, other: Pass) -> list[Change]:
+    """Every row of the main map at every position, as in a pass of `theirs` of as many tokens."""
     if passes.main is None:
         raise ValueError("this model has no map whose rows could be replaced")
     if other.length != found.length:
@@ -45,7 +45,7 @@ def row_changes(passes: Passes, found: Pass, other: Pass) -> list[Change]:
         )
     changes = []
     for number, row in enumerate(passes.map[passes.main["name"]][1:], 1):
-        value = passes.value(other, row)[0]
+        value = theirs.value(other, row)[0]
         for position in range(found.length):
             edit = Edit(row, "replace", (None, position), value[position].clone())
             changes.append(Change(edit, {"row": row, "number": number, "position": position}))

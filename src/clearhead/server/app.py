@@ -25,13 +25,17 @@ from typing import Any, NoReturn
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
+from clearhead.inspector.passes import Question
 from clearhead.inspector.trace import source_text
 from clearhead.inspector.views import cut
 from clearhead.server import export
 from clearhead.server.guard import Guard, answer
-from clearhead.server.session import Busy, Session, Stale, new_tokens
+from clearhead.server.reading import read_sampling
+from clearhead.server.session import Busy, Session, Stale
+from clearhead.server.streams import generate as generated
+from clearhead.server.streams import sweep
 from clearhead.server.wire import for_html, to_bytes, to_json
 
 PAGE = Path(__file__).parent / "page"
@@ -47,6 +51,7 @@ META = '<meta name="clearhead-token" content="">'
 FIRST = '<script type="application/json" id="first"></script>'
 FOREVER = {"cache-control": "private, max-age=3600"}  # a trace never changes
 NEVER = {"cache-control": "no-store"}
+CHECKED = {"cache-control": "no-cache"}
 
 
 def create_app(session: Session, *, key: str | None = None, framed: bool = False) -> FastAPI:
@@ -96,8 +101,8 @@ def add_page(app: FastAPI, session: Session, token: str) -> None:
 
     @app.get("/page/{path:path}")
     async def page_file(path: str) -> Response:
-        file = find_file(path)
-        return FileResponse(file, media_type=KINDS[file.suffix], headers={"cache-control": "no-cache"})
+        file = find_file(path)  # small: read here, a thread of its own would cost more than the reading
+        return Response(file.read_bytes(), media_type=KINDS[file.suffix], headers=CHECKED)
 
     @app.get("/favicon.ico")
     async def icon() -> Response:
@@ -155,7 +160,7 @@ def add_traces(app: FastAPI, session: Session) -> None:
     async def generate(request: Request) -> Response:
         body = await read(request)
         question, sampling, n_new = await session.call(ready_to_generate, session, body)
-        events = session.generate(question, sampling, n_new)
+        events = generated(session, question, sampling, n_new)
         first = await anext(events)  # a mistake in what was asked is an answer of its own
 
         async def stream() -> AsyncIterator[str]:
@@ -173,7 +178,7 @@ def add_traces(app: FastAPI, session: Session) -> None:
     @app.post("/api/sweep")
     async def swept(request: Request) -> Response:
         body = await read(request)
-        events = session.sweep(await session.call(session.question, body), body)
+        events = sweep(session, await session.call(ours, session, body), body)
         first = await anext(events)
 
         async def stream() -> AsyncIterator[str]:
@@ -200,8 +205,7 @@ def add_values(app: FastAPI, session: Session) -> None:
         asked = dict(request.query_params)
 
         def work() -> bytes:
-            passes = session.passes
-            return slice_bytes(passes.value(passes.find(number), name), name, asked, session)
+            return slice_bytes(session.value(number, name), name, asked, session)
 
         return tensors(await session.call(work), FOREVER)
 
@@ -215,11 +219,12 @@ def add_values(app: FastAPI, session: Session) -> None:
         asked = dict(request.query_params)
 
         def work() -> bytes:
+            side = session.ours
             if asked.get("trace"):
-                session.passes.find(asked["trace"])  # of a run: the weights of the step of that trace
-            if name not in session.passes.outline.parameters:
+                side, _ = session.find(asked["trace"])  # of a run: the weights of the step of that trace
+            if name not in side.passes.outline.parameters:
                 raise KeyError(f"{name[:80]!r} is no parameter of this model")
-            return slice_bytes(session.passes.outline.parameters[name], name, asked, session)
+            return slice_bytes(side.passes.outline.parameters[name], name, asked, session)
 
         return tensors(await session.call(work), FOREVER)
 
@@ -249,12 +254,21 @@ def ready_to_generate(session: Session, body: dict[str, Any]) -> Any:
     if not session.manifest["capabilities"]["generate"]:
         raise ValueError(f"this model ({session.manifest['shape']}) says no next token")
     if body.get("trace") is not None:
-        question = session.passes.find(str(body["trace"])[:80]).question
+        side, found = session.find(str(body["trace"])[:80])
+        if side is not session.ours:
+            raise ValueError("tokens are drawn from the model that is looked at, not from the one beside it")
+        question = found.question
         if question.edits:
             raise ValueError("tokens are drawn from the model as it is; switch the edits off")
     else:
-        question = session.question({**body, "edits": []})
-    return question, session.sampling(body.get("sampling")), new_tokens(session, question, body.get("n", 1))
+        question = ours(session, {**body, "edits": []})
+    n_new = session.reader.new_tokens(len(question.ids), body.get("n", 1))
+    return question, read_sampling(body.get("sampling")), n_new
+
+
+def ours(session: Session, body: dict[str, Any]) -> Question:
+    """The question of a request to the model that is looked at."""
+    return session.question({**body, "model": None})
 
 
 async def read(request: Request) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from clearhead.server.guard import Patience
 from clearhead.server.run_view import RunView
 from clearhead.server.runs import add_run
 from clearhead.server.session import Session
+from clearhead.server.sides import Given
 from clearhead.text.foreign import AnyTokenizer
 
 PORT = 8765
@@ -85,15 +86,27 @@ def look(
     host: str = "127.0.0.1",
     port: int = 0,
     key: str | None = None,
+    compare: nn.Module | None = None,
 ) -> Looking:
     """Serve the page of a model and return at once; `text` is what it opens with.
 
     `source`: what an encoder-decoder reads at first. `port`: 0 takes a free one. `host`: another address than
-    this machine's own needs a `key`. Raises ValueError for a text that the model cannot take, and OSError for
-    a port that is taken.
+    this machine's own needs a `key`. `compare`: a second model with the same tokenizer, to lay beside this
+    one. Raises ValueError for a text that the model cannot take or models that cannot be compared, and
+    OSError for a port that is taken.
     """
+    beside = None if compare is None else Given(compare, tokenizer, "the other model")
     return prepare(
-        model, tokenizer, text, source=source, name=name, host=host, port=port, key=key, framed=True
+        model,
+        tokenizer,
+        text,
+        source=source,
+        name=name,
+        host=host,
+        port=port,
+        key=key,
+        framed=True,
+        beside=beside,
     ).start()
 
 
@@ -109,12 +122,15 @@ def prepare(
     key: str | None = None,
     framed: bool = False,
     run: RunView | None = None,
+    beside: Given | None = None,
 ) -> Looking:
-    """The same, listening but not yet serving. `run`: the run whose steps the page goes through."""
+    """The same, listening but not yet serving. `run`: the run whose steps the page goes through; `beside`:
+    the model to compare with.
+    """
     check_place(host, key)
     sock = listen(host, port)
     try:
-        session = Session(model, tokenizer, text, source, name, run)
+        session = Session(model, tokenizer, text, source, name, run, beside)
     except BaseException:
         sock.close()
         raise

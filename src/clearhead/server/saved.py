@@ -15,7 +15,9 @@ from torch import Tensor
 from clearhead.inspector.passes import Pass
 from clearhead.inspector.provenance import Unknown, explain
 from clearhead.inspector.trace import source_text
-from clearhead.server.session import Read, Session, Spoken
+from clearhead.server.reading import Read
+from clearhead.server.session import Session, Spoken
+from clearhead.server.summary import groups_of, summary
 from clearhead.server.wire import for_html, to_bytes
 
 HERE = Path(__file__).parent
@@ -72,7 +74,9 @@ def first_of(session: Session, found: Pass) -> dict[str, Any]:
     return {
         "manifest": session.manifest,
         "trace": {
-            "data": base64.b64encode(session.summary(found, None, spoken.read, spoken.source)).decode("ascii")
+            "data": base64.b64encode(
+                summary(session.ours, session.speller, found, spoken.read, spoken.source)
+            ).decode("ascii")
         },
         "text": text if spoken.text is None else spoken.text,
         "source": source_text if spoken.source_text is None else spoken.source_text,
@@ -114,7 +118,7 @@ def held_of(session: Session, found: Pass, cells: list[tuple[str, tuple[int, ...
         "tokens": session.tokenize(text) if text else None,
         "lines": {
             {"": "lines", "cross.": "cross"}[prefix]: [look.path for look in looks]
-            for prefix, looks in session.groups().items()
+            for prefix, looks in groups_of(passes).items()
             if prefix in ("", "cross.")
         },
     }
