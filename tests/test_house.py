@@ -15,12 +15,13 @@ CHAPTERS = ["text", "model", "published", "generation", "training", "inspector",
 FILES = {
     "text": """workers pretokenize documents counting bpe normalise incremental merging definition encoder
         tokenizer_json formats usage tokenizer pieces sentencepiece
-        older_files foreign sandbox chat corpus compressors shards prepare batches""",
+        older_files foreign sandbox chat corpus compressors shards prepare batches
+        examples rows example_files""",
     "model": "config tap layers initial position cache attention grouped experts heads transformer summary",
     "published": """course mapping quirks families families_experts families_encoders storage weights layout
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
-    "training": """scores objectives masking optim recipe durable checkpoint run_folder data evaluate tasks report probe
+    "training": """scores objectives masking lora optim recipe durable checkpoint run_folder data evaluate tasks report probe
         machine ahead loop demo""",
     "inspector": "record trace provenance spelling manifest views passes sweeps",
     "server": "wire run_view reading sides summary session streams saved export guard app runs look",
