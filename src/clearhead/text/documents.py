@@ -189,8 +189,8 @@ class _Reader:
         if self.file.kind in ("parquet", "pydoc"):
             return f"{self.file.path}:row {offset + 1}"
         line, seen = 1, 0
-        with suppress(_Damaged):
-            for block in _unpacked(self.file, 0):
+        with suppress(Damaged):
+            for block in unpacked(self.file, 0):
                 line += block.count(b"\n", 0, offset - seen)
                 seen += len(block)
                 if seen >= offset:
@@ -328,17 +328,17 @@ class _Reader:
         """The unpacked bytes from `start`; damage ends them and is counted."""
         seen = start
         try:
-            for block in _unpacked(self.file, start):
+            for block in unpacked(self.file, start):
                 if seen == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff") and b"\0" in block[:100]:
                     self.skipped("UTF-16", 0, self.file.size(), "save it as UTF-8")
                     return
                 yield block
                 seen += len(block)
-        except _Damaged as damage:
+        except Damaged as damage:
             self.skipped(f"broken {self.file.packing}", seen, damage.unread, str(damage))
 
 
-class _Damaged(Exception):
+class Damaged(Exception):
     """A packed file breaks before its end: what was read is good, `unread` bytes of the file are lost."""
 
     def __init__(self, why: str, unread: int):
@@ -346,8 +346,8 @@ class _Damaged(Exception):
         self.unread = unread
 
 
-def _unpacked(file: TextFile, start: int) -> Iterator[bytes]:
-    """The bytes of a file, unpacked, in blocks; raises _Damaged where they break."""
+def unpacked(file: TextFile, start: int) -> Iterator[bytes]:
+    """Yield the bytes of a file, unpacked, in blocks; Damaged where they break."""
     with Path(file.path).open("rb") as raw:
         if not file.packing:
             raw.seek(start)
@@ -359,7 +359,7 @@ def _unpacked(file: TextFile, start: int) -> Iterator[bytes]:
         try:
             yield from _unpack_gzip(raw) if file.packing == "gzip" else _unpack_zstd(raw)
         except (EOFError, zlib.error, gzip.BadGzipFile, ZstdError) as error:
-            raise _Damaged(_one_line(error), os.fstat(raw.fileno()).st_size - raw.tell()) from None
+            raise Damaged(_one_line(error), os.fstat(raw.fileno()).st_size - raw.tell()) from None
 
 
 def _unpack_gzip(raw) -> Iterator[bytes]:
