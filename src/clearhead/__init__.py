@@ -45,7 +45,7 @@ _HOME = {
     "cross_entropy": "training.objectives",
     "clip_gradients": "training.optim",
     "AdamW": "training.optim",
-    "cosine_schedule": "training.optim",
+    "cosine_schedule": "training.schedules",
     "save_checkpoint": "training.checkpoint",
     "load_checkpoint": "training.checkpoint",
     # 6  the model is seen

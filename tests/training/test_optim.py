@@ -1,6 +1,5 @@
-"""AdamW, schedules, clipping: equal to torch and to the course's published numbers."""
+"""AdamW, groups, clipping: equal to torch and to the course's published numbers."""
 
-import doctest
 import math
 from functools import partial
 from typing import Any
@@ -8,20 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from clearhead.training import optim
-from clearhead.training.optim import (
-    SCHEDULES,
-    AdamW,
-    clip_gradients,
-    constant_schedule,
-    cosine_schedule,
-    linear_schedule,
-    parameter_groups,
-)
+from clearhead.training.optim import AdamW, clip_gradients, parameter_groups
+from clearhead.training.schedules import cosine_schedule
 
 
 @pytest.fixture(autouse=True)
@@ -310,56 +299,6 @@ def test_training_with_groups_lowers_the_loss():
     assert loss.item() < 0.05
 
 
-# ------------------------------------------------------------------------------------------ schedules
-
-
-def test_get_lr_cosine_schedule():
-    """The course's published vector: max 1, min .1, warm-up 7, end 21, steps 0 to 24."""
-    expected = """
-        0 .142857 .285714 .428571 .571429 .714286 .857143 1 .988718 .955436 .901824 .830570 .745248 .650134
-        .55 .449866 .354752 .269430 .198176 .144564 .111282 .1 .1 .1 .1
-    """
-    actual = [cosine_schedule(step, 1.0, 0.1, 7, 21) for step in range(25)]
-    assert actual == pytest.approx([float(rate) for rate in expected.split()], abs=5e-7)
-
-
-@given(
-    warmup=st.integers(0, 30),
-    length=st.integers(1, 200),
-    high=st.floats(1e-5, 1.0),
-    share=st.floats(0, 1),
-    name=st.sampled_from(sorted(SCHEDULES)),
-    steps=st.lists(st.integers(0, 240), min_size=2, max_size=12),
-)
-@settings(deadline=None, max_examples=80)
-def test_schedules_rise_then_never_rise_again(warmup, length, high, share, name, steps):
-    """Every schedule climbs to the highest rate in the warm-up, then falls to its lowest or stays."""
-    low, end = high * share, warmup + length
-
-    def rate(step: int) -> float:
-        return SCHEDULES[name](step, high, low, warmup, end)
-
-    rising, falling = ([rate(s) for s in sorted(steps) if (s <= warmup) == early] for early in (True, False))
-    assert rising == sorted(rising)
-    assert falling == sorted(falling, reverse=True)
-    assert rate(warmup) == pytest.approx(high)
-    assert rate(end) == rate(end + 1000) == pytest.approx(high if name == "constant" else low, abs=1e-15)
-
-
-def test_linear_and_constant_values():
-    """Half-way down the straight line is the mean; the constant stays."""
-    assert linear_schedule(60, 1.0, 0.2, 20, 100) == pytest.approx(0.6)
-    assert linear_schedule(10, 1.0, 0.2, 20, 100) == constant_schedule(10, 1.0, 0.2, 20, 100) == 0.5
-    assert constant_schedule(10_000, 1.0, 0.2, 20, 100) == 1.0
-
-
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_warm_up_longer_than_the_run_is_refused(name):
-    """Both numbers are named."""
-    with pytest.raises(ValueError, match="warmup_steps=11 must be between 0 and end_step=10"):
-        SCHEDULES[name](3, 1.0, 0.1, 11, 10)
-
-
 # ------------------------------------------------------------------------------------------- clipping
 
 
@@ -412,8 +351,3 @@ def test_clipping_corner_cases():
     for bad in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="max_norm"):
             clip_gradients([half], bad)
-
-
-def test_examples_in_the_docstrings():
-    """The worked examples run."""
-    assert doctest.testmod(optim).failed == 0

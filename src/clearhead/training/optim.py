@@ -1,4 +1,4 @@
-"""How weights move: AdamW, the learning rate over time, and the clipping of gradients.
+"""How weights move: AdamW, its parameter groups, and the clipping of gradients.
 
 AdamW keeps two running averages per weight, m of its gradient g and v of g squared, and steps by their ratio,
 so that a weight moves about `lr` per step however large its gradients are. Weight decay shrinks the weight
@@ -8,8 +8,8 @@ directly instead of entering the gradient. At its step t, counted from 1, a weig
     v = b2 v + (1 - b2) g^2      v^ = v / (1 - b2^t)
     p = p - lr wd p - lr m^ / (sqrt(v^) + eps)
 
-Sources: Adam, https://arxiv.org/abs/1412.6980; AdamW, https://arxiv.org/abs/1711.05101; the cosine,
-https://arxiv.org/abs/1608.03983; clipping by the norm, https://arxiv.org/abs/1211.5063.
+Sources: Adam, https://arxiv.org/abs/1412.6980; AdamW, https://arxiv.org/abs/1711.05101; clipping by the norm,
+https://arxiv.org/abs/1211.5063.
 """
 
 import math
@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer, ParamsT
+
 
 Style = Literal["torch", "cs336"]
 
@@ -62,8 +63,8 @@ class AdamW(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:  # a state saved by torch.optim.AdamW lacks what is ours alone
-            for name in ("lr_scale", "style", "formula"):
-                group.setdefault(name, self.defaults[name])
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -77,32 +78,36 @@ class AdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            lr, (b1, b2), eps, wd = (group[name] for name in ("lr", "betas", "eps", "weight_decay"))
-            lr = lr * group["lr_scale"]
-            may_fuse = group["style"] == "torch" and not group["formula"]
-            together: list[tuple[Tensor, ...]] = []
-            for p in group["params"]:
-                if (g := p.grad) is None:
-                    continue
-                # The kernel walks memory in order whatever the strides say; it wants `step` beside the data.
-                in_order = p.is_contiguous() and g.is_contiguous()
-                fuse = may_fuse and in_order and p.device.type in ("cpu", "cuda")
-                m, v, t = self._averages(p, p.device if fuse else _CPU)
-                if fuse:
-                    together.append((p, g, m, v, t))
-                else:
-                    t += 1
-                    _FORMULAS[group["style"]](p, g, m, v, t.item(), lr, b1, b2, eps, wd)
-            if together:
-                params, grads, means, squares, steps = map(list, zip(*together, strict=True))
-                one_pass = {"fused": True, "amsgrad": False, "maximize": False}
-                settings = {"lr": lr, "beta1": b1, "beta2": b2, "eps": eps, "weight_decay": wd}
-                adamw(params, grads, means, squares, [], steps, **one_pass, **settings)
+            self._move(group)
         return loss
+
+    def _move(self, group: dict[str, Any]) -> None:
+        """One step of a group's parameters."""
+        lr, (b1, b2), eps, wd = (group[name] for name in ("lr", "betas", "eps", "weight_decay"))
+        lr = lr * group["lr_scale"]
+        may_fuse = group["style"] == "torch" and not group["formula"]
+        together: list[tuple[Tensor, ...]] = []
+        for p in group["params"]:
+            if (g := p.grad) is None:
+                continue
+            # The kernel walks memory in order whatever the strides say; it wants `step` beside the data.
+            in_order = p.is_contiguous() and g.is_contiguous()
+            fuse = may_fuse and in_order and p.device.type in ("cpu", "cuda")
+            m, v, t = self._averages(p, p.device if fuse else _CPU)
+            if fuse:
+                together.append((p, g, m, v, t))
+            else:
+                t += 1
+                _FORMULAS[group["style"]](p, g, m, v, t.item(), lr, b1, b2, eps, wd)
+        if together:
+            params, grads, means, squares, steps = map(list, zip(*together, strict=True))
+            one_pass = {"fused": True, "amsgrad": False, "maximize": False}
+            settings = {"lr": lr, "beta1": b1, "beta2": b2, "eps": eps, "weight_decay": wd}
+            adamw(params, grads, means, squares, [], steps, **one_pass, **settings)
 
     def _averages(self, p: Tensor, step_device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         state = self.state[p]
-        if not state:
+        if "exp_avg" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
         elif state["step"].device != step_device:
@@ -196,59 +201,6 @@ def parameter_groups(
         {"params": params, "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
         for (decays, scale), params in groups.items()
     ]
-
-
-def cosine_schedule(step: int, max_lr: float, min_lr: float, warmup_steps: int, end_step: int) -> float:
-    """Return the learning rate at `step`: linear up to `max_lr`, half a cosine down to `min_lr`, flat.
-
-    The rate is 0 at step 0, `max_lr` at `warmup_steps` and `min_lr` from `end_step` on. ValueError: a warm-up
-    longer than the schedule.
-
-    >>> [round(cosine_schedule(step, 1.0, 0.1, 2, 6), 3) for step in range(8)]
-    [0.0, 0.5, 1.0, 0.868, 0.55, 0.232, 0.1, 0.1]
-    """
-    gone = _gone(step, warmup_steps, end_step)
-    if gone is None:
-        return max_lr * step / warmup_steps
-    return min_lr + (1 + math.cos(math.pi * gone)) / 2 * (max_lr - min_lr)
-
-
-def linear_schedule(step: int, max_lr: float, min_lr: float, warmup_steps: int, end_step: int) -> float:
-    """Return the learning rate at `step`: as `cosine_schedule`, but straight down to `min_lr`.
-
-    >>> [round(linear_schedule(step, 1.0, 0.0, 2, 6), 3) for step in range(8)]
-    [0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
-    """
-    gone = _gone(step, warmup_steps, end_step)
-    if gone is None:
-        return max_lr * step / warmup_steps
-    return max_lr + gone * (min_lr - max_lr)
-
-
-def constant_schedule(step: int, max_lr: float, min_lr: float, warmup_steps: int, end_step: int) -> float:
-    """Return the learning rate at `step`: linear from 0 to `max_lr`, then flat; `min_lr` plays no part.
-
-    >>> [constant_schedule(step, 1.0, 0.0, 2, 6) for step in range(4)]
-    [0.0, 0.5, 1.0, 1.0]
-    """
-    gone = _gone(step, warmup_steps, end_step)
-    return max_lr * step / warmup_steps if gone is None else max_lr
-
-
-def _gone(step: int, warmup_steps: int, end_step: int) -> float | None:
-    """The share 0..1 of the way from `warmup_steps` to `end_step`; None while warming up."""
-    if not 0 <= warmup_steps <= end_step:
-        raise ValueError(f"warmup_steps={warmup_steps} must be between 0 and end_step={end_step}")
-    if step < warmup_steps:
-        return None
-    return 1.0 if step >= end_step else (step - warmup_steps) / (end_step - warmup_steps)
-
-
-SCHEDULES: dict[str, Callable[[int, float, float, int, int], float]] = {
-    "cosine": cosine_schedule,
-    "linear": linear_schedule,
-    "constant": constant_schedule,
-}
 
 
 @torch.no_grad()
