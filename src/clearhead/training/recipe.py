@@ -17,10 +17,12 @@ import tomli_w
 
 from clearhead.model.config import ModelConfig, check_field_names, check_field_types
 from clearhead.text.pretokenize import check_splitter
+from clearhead.training.demands import Objective, check_demands
 
-Schedule = Literal["cosine", "linear", "constant"]
+Schedule = Literal["cosine", "linear", "constant", "trapezoid", "inverse_sqrt"]
 Compile = Literal["auto", "on", "off"]
 DType = Literal["float32", "bfloat16"]
+Form = Literal["text", "chat"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,14 @@ class DataConfig:
     vocab_size: int = 4096  # size of the vocabulary to learn
     splitter: str = "gpt2"  # how text is cut before merging, when learning
     strict: bool = False  # stop at the first broken piece of text instead of counting it
+    form: Form = "text"  # running text, or conversations (.jsonl) of which the answers are learned
+    validation: str | None = None  # what to measure on; None: a part of source, chosen by its content
+    target: str | None = None  # pairs: the file whose lines are the counterparts of those in source
+    target_field: str | None = None  # pairs in one file: the counterpart's field; the text's is `field`
+    label_field: str = "label"  # labelled texts: the column or field of the label
+    second_field: str | None = None  # and of a second text, when it is about two
+    word_column: int = 1  # tagged words: the column of the word
+    tag_column: int | None = None  # and of its tag; None: the last
 
     def __post_init__(self) -> None:
         check_field_types(self)
@@ -48,6 +58,7 @@ class DataConfig:
 class TrainConfig:
     """How the model learns. Exactly one budget: `steps`, `tokens` or `minutes`."""
 
+    objective: Objective = "next_token"  # what it learns; see demands.py
     steps: int | None = None  # optimizer steps
     tokens: int | None = None  # target tokens; becomes a number of steps
     minutes: float | None = None  # becomes a number of steps after a short measured warm-up
@@ -55,11 +66,22 @@ class TrainConfig:
     accumulation: int = 1  # forward passes in an optimizer step
     context_length: int = 256  # tokens in a sequence
     document_mask: bool = False  # tokens see their own document only, positions restart in each
+    label_smoothing: float = 0.0  # share of a target's probability that is spread over all
+    mask_share: float = 0.15  # masked: share of the tokens that are asked for
+    contrastive_scale: float = 20.0  # contrastive: factor on the cosines
+    contrastive_both: bool = False  # contrastive: each counterpart finds its text, too
     lr: float = 3e-3  # highest learning rate
     min_lr: float = 0.0  # learning rate at the end
     embed_lr_scale: float = 1.0  # factor on the learning rate of the embedding, whose rows are seldom seen
     warmup: float = 0.05  # share of the steps in which the learning rate rises from 0
     schedule: Schedule = "linear"  # how it falls after that
+    decay: float = 0.2  # trapezoid: share of the steps in which the learning rate falls, at the end
+    optimizer: Literal["adamw", "muon"] = (
+        "adamw"  # muon: for the matrices inside the model, AdamW for the rest
+    )
+    muon_lr: float | None = None  # Muon: highest learning rate; none: 0.02, or lr with muon_scale=rms
+    muon_momentum: float = 0.95  # Muon: memory of the gradient's mean
+    muon_scale: Literal["shape", "rms"] = "shape"  # Muon: steps fit to a matrix's shape, or as AdamW's
     beta1: float = 0.9  # AdamW: memory of the gradient's mean
     beta2: float = 0.95  # AdamW: memory of the gradient's square
     eps: float = 1e-8  # AdamW: keeps the division finite
@@ -70,13 +92,21 @@ class TrainConfig:
     device: str = "auto"  # auto: cuda if there is one, else cpu
     compile: Compile = "auto"  # torch.compile; auto: on a GPU only, on a CPU it seldom pays for itself
     on_nonfinite: Literal["stop", "skip"] = "stop"  # what to do at an infinite or NaN loss or gradient
+    on_spike: Literal["keep", "skip"] = "keep"  # what to do at a loss or gradient far above the usual
+    spike_factor: float = 5.0  # so far: this many times the median of the last steps
+    spike_window: int = 50  # how many last steps
     max_skips: int = 10  # "skip" gives up after this many in a row
+    average: float = 0.0  # memory of the mean of the weights that is evaluated and used; 0: the last weights
+    checkpoint_activations: bool = (
+        False  # compute blocks again for the gradient: less memory, a third more work
+    )
     eval_every: int = 200  # steps between two looks at the validation text
     eval_tokens: int = 20_000  # how much of it; at the end the whole of it is used
     patience: int = 0  # stop after this many looks in a row without a better validation loss; 0: never
     sample_every: int = 0  # steps between two samples of the model's own text; 0: none
     sample_prompt: str = "def "
     sample_tokens: int = 64
+    norms_every: int = 0  # steps between two looks at the norms and the idle parts of the model; 0: none
     save_every: int = 500  # steps between two checkpoints
     keep: int = 2  # checkpoints kept
     probes: int = 12  # steps whose weights are kept for `clearhead look` to go through; 0: none
@@ -93,13 +123,26 @@ class TrainConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("eps", "weight_decay", "clip", "max_skips", "sample_every", "sample_tokens", "patience"):
+        for name in (
+            "eps",
+            "weight_decay",
+            "clip",
+            "max_skips",
+            "sample_every",
+            "sample_tokens",
+            "patience",
+            "norms_every",
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number of at least 0")
         for name in ("steps", "tokens", "minutes"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number above 0")
-        for name in ("beta1", "beta2"):
+        if not 0 < self.mask_share <= 1:
+            raise ValueError(f"mask_share={self.mask_share} must be above 0 and at most 1")
+        if not 0 < self.contrastive_scale < math.inf:
+            raise ValueError(f"contrastive_scale={self.contrastive_scale} must be a number above 0")
+        for name in ("beta1", "beta2", "muon_momentum", "average", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
         if not 0 <= self.seed < 2**63:
@@ -118,10 +161,42 @@ class TrainConfig:
             raise ValueError(
                 f"lr={self.lr} must be a number above 0 and min_lr={self.min_lr} between 0 and lr"
             )
-        if self.min_lr and self.schedule == "constant":
+        if self.muon_lr is not None and not 0 < self.muon_lr < math.inf:
+            raise ValueError(f"muon_lr={self.muon_lr} must be a number above 0")
+        if not 0 <= self.decay <= 1 - self.warmup:
             raise ValueError(
-                f"min_lr={self.min_lr} has no effect with schedule='constant'; choose linear or cosine"
+                f"decay={self.decay} is a share of the steps, at least 0 and at most 1 - warmup={self.warmup}"
             )
+        if not 1 < self.spike_factor < math.inf or self.spike_window < 10:
+            raise ValueError(
+                f"spike_factor={self.spike_factor} must be above 1, spike_window={self.spike_window} at least 10"
+            )
+        self._check_effects()
+
+    def _check_effects(self) -> None:
+        """Raise ValueError for a setting that does nothing beside the others."""
+        needs = {
+            "min_lr": (
+                self.schedule not in ("constant", "inverse_sqrt"),
+                "schedule=cosine, linear or trapezoid",
+            ),
+            "decay": (self.schedule == "trapezoid", "schedule=trapezoid"),
+            "muon_lr": (self.optimizer == "muon", "optimizer=muon"),
+            "muon_momentum": (self.optimizer == "muon", "optimizer=muon"),
+            "muon_scale": (self.optimizer == "muon", "optimizer=muon"),
+            "spike_factor": (self.on_spike == "skip", "on_spike=skip"),
+            "spike_window": (self.on_spike == "skip", "on_spike=skip"),
+        }
+        for name, (has_effect, what) in needs.items():
+            if not has_effect and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name}={getattr(self, name)} has an effect only with {what}")
+        if self.schedule == "inverse_sqrt" and not self.warmup:
+            raise ValueError("warmup=0.0: schedule=inverse_sqrt falls from the end of a warm-up; give it one")
+
+    def muon_rate(self) -> float:
+        """Muon's highest learning rate."""
+        default = self.lr if self.muon_scale == "rms" else 0.02
+        return default if self.muon_lr is None else self.muon_lr
 
     def budget(self) -> dict[str, int | float]:
         """What was given of `steps`, `tokens` and `minutes`."""
@@ -144,11 +219,7 @@ class Recipe:
                 f"train.context_length={self.train.context_length} exceeds "
                 f"model.max_len={self.model.max_len}; raise max_len or shorten the context"
             )
-        if self.model.shape != "decoder" or self.model.head != "lm":
-            raise ValueError(
-                f"training learns the next token: it needs model.shape='decoder' and model.head='lm', not "
-                f"{self.model.shape!r} and {self.model.head!r}"
-            )
+        check_demands(self.train.objective, self.model, self._given())
         given = [f"{name}={value}" for name, value in self.train.budget().items()]
         if len(given) != 1:
             raise ValueError(
@@ -159,6 +230,16 @@ class Recipe:
             raise ValueError(
                 "train.sample_prompt is empty and train.sample_every asks for samples; give a prompt"
             )
+
+    def _given(self) -> dict[str, Any]:
+        """The settings of [data] and [train] that are not at their defaults, as train.lr."""
+        parts = {"data": self.data, "train": self.train}
+        return {
+            f"{part}.{field.name}": getattr(table, field.name)
+            for part, table in parts.items()
+            for field in fields(table)
+            if getattr(table, field.name) != field.default
+        }
 
 
 def load_recipe(path: str | Path) -> Recipe:
