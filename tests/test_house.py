@@ -23,7 +23,7 @@ FILES = {
     "generation": "sample reply special_ids window decode conversation",
     "training": """scores objectives masking lora schedules optim muon demands recipe durable checkpoint
         run_folder data evaluate start tasks report probe machine ahead loop demo""",
-    "inspector": "record trace provenance spelling manifest views passes sweeps",
+    "inspector": "record trace provenance spelling manifest views kept anatomy growth passes sweeps",
     "server": "wire run_view reading sides summary session streams saved export guard app runs look",
 }
 

@@ -274,6 +274,18 @@ def count_labels(settings: Json) -> int:
     return 2 if count is None else count
 
 
+def names_of_labels(settings: Json) -> list[str]:
+    """What a classifier calls its classes, by their numbers, as config.json says; "LABEL_0" where it does
+    not.
+
+    >>> names_of_labels({"id2label": {"1": "good", "0": "bad"}}), names_of_labels({})
+    (['bad', 'good'], ['LABEL_0', 'LABEL_1'])
+    """
+    named = settings.get("id2label")
+    named = {str(number): str(name) for number, name in named.items()} if isinstance(named, dict) else {}
+    return [named.get(str(number), f"LABEL_{number}") for number in range(count_labels(settings))]
+
+
 def find_class(family: Family, config: ModelConfig) -> str | None:
     """The family's class with this model's head, or None."""
     for name, kind in family.classes.items():

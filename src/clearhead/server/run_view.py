@@ -21,7 +21,7 @@ from torch import Tensor
 from clearhead.generation.decode import END_OF_TEXT
 from clearhead.inspector.passes import Question
 from clearhead.model.transformer import Transformer
-from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.foreign import AnyTokenizer
 from clearhead.training.checkpoint import MODEL, load_checkpoint, step_of, steps_in
 from clearhead.training.data import data_folder, open_data
 from clearhead.training.durable import MANIFEST
@@ -56,9 +56,9 @@ class RunView:
     def __init__(self, path: str | Path, device: Any = "cpu") -> None:
         self.run = RunFolder(path)
         self.recipe = self.run.recipe()
-        self.tokenizer: Tokenizer = self.run.tokenizer()
+        self.tokenizer: AnyTokenizer = self.run.tokenizer()
         self.model = Transformer(self.run.config(), seed=0).to(device).eval()
-        if self.tokenizer.vocab_size != self.model.config.vocab_size:
+        if self.tokenizer.vocab_size > self.model.config.vocab_size:
             raise ValueError(
                 f"{self.run.tokenizer_file} has {self.tokenizer.vocab_size} tokens but the model of "
                 f"{self.run.path} has {self.model.config.vocab_size}; they belong to different runs"

@@ -21,8 +21,8 @@ from typing import Any
 
 from clearhead.text.corpus import Corpus, Source, SplitRule, open_corpus, split_document, split_rule
 from clearhead.text.documents import CorpusReport, Piece, TextFile, read_piece
+from clearhead.text.foreign import AnyTokenizer
 from clearhead.text.shards import VERSION, ShardWriter, file_hash, remove_temporary, write_index, write_json
-from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.workers import cores, in_workers
 
 END_OF_TEXT = "<|endoftext|>"
@@ -33,7 +33,7 @@ _SMALL = 4 << 20  # bytes of text below which another process costs more than it
 
 def prepare(
     source: Source,
-    tokenizer: Tokenizer,
+    tokenizer: AnyTokenizer,
     out_dir: str | os.PathLike[str],
     *,
     validation: Source | None = None,
@@ -148,7 +148,7 @@ def _state(file: TextFile) -> list:
 
 
 def _tokenise(
-    jobs: list[dict], tokenizer: Tokenizer, folder: Path, limit: int
+    jobs: list[dict], tokenizer: AnyTokenizer, folder: Path, limit: int
 ) -> Generator[dict, None, None]:
     """The receipts of all parts, in the order in which they are done."""
     if limit > 1 and len(jobs) > 1:
@@ -158,7 +158,7 @@ def _tokenise(
             yield tokenise_part(job, tokenizer, folder)
 
 
-def tokenise_part(job: dict, tokenizer: Tokenizer, folder: Path) -> dict:
+def tokenise_part(job: dict, tokenizer: AnyTokenizer, folder: Path) -> dict:
     """Write the shards of one part and its receipt; if they are there and right, only return the receipt."""
     done = _receipt(job, folder)
     if done is not None:
@@ -190,7 +190,7 @@ def tokenise_part(job: dict, tokenizer: Tokenizer, folder: Path) -> dict:
     return receipt
 
 
-def _worker(tokenizer: Tokenizer, folder: Path) -> Callable[[dict], dict]:
+def _worker(tokenizer: AnyTokenizer, folder: Path) -> Callable[[dict], dict]:
     """What a worker process does with its jobs."""
     return lambda job: tokenise_part(job, tokenizer, folder)
 
@@ -222,7 +222,7 @@ def _receipt(job: dict, folder: Path) -> dict | None:
     return receipt
 
 
-def _open_folder(folder: Path, settings: dict, jobs: Sequence[dict], tokenizer: Tokenizer) -> None:
+def _open_folder(folder: Path, settings: dict, jobs: Sequence[dict], tokenizer: AnyTokenizer) -> None:
     """Make `folder` ready for the parts: the same settings as before, receipts in place, left-overs gone."""
     receipts, index_path = folder / _RECEIPTS, folder / "index.json"
     settings_path = receipts / "settings.json"

@@ -14,6 +14,7 @@ from clearhead.text.bpe import train_bpe
 from clearhead.text.corpus import Corpus, open_corpus, split_corpus
 from clearhead.text.counting import Progress
 from clearhead.text.documents import CorpusReport
+from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.text.prepare import prepare
 from clearhead.text.shards import Shards
 from clearhead.text.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ _HOW_TEXT_IS_READ = ("field", "document_separator", "strict")
 class PreparedData:
     """A tokenizer and the two splits of a corpus as token shards."""
 
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
     train: Shards
     validation: Shards
 
@@ -51,7 +52,7 @@ def prepare_data(
     folder = data_folder(data, run)
     if folder != run.data:
         _check_effect(data, folder)
-        return open_data(folder, Tokenizer.load(data.tokenizer or folder / "tokenizer.json"))
+        return open_data(folder, open_tokenizer(data.tokenizer or folder / "tokenizer.json"))
     if run.exists() and (folder / "index.json").is_file():
         try:
             return open_data(folder, run.tokenizer(), verify=True)
@@ -91,7 +92,7 @@ def data_folder(data: DataConfig, run: RunFolder) -> Path:
     return source if (source / "tokenizer.json").is_file() and (source / "train").is_dir() else run.data
 
 
-def open_data(folder: Path, tokenizer: Tokenizer, verify: bool = False) -> PreparedData:
+def open_data(folder: Path, tokenizer: AnyTokenizer, verify: bool = False) -> PreparedData:
     """The two splits in a prepared folder. Raises ValueError when another tokenizer made them, and, with
     `verify`, when a byte of them has changed.
     """
@@ -108,7 +109,7 @@ def find_tokenizer(
     run: RunFolder,
     note: Callable[[str], None],
     progress: Progress | None,
-) -> Tokenizer:
+) -> AnyTokenizer:
     """The tokenizer of a run that has begun, else the recipe's, else a new one."""
     if run.exists():
         return run.tokenizer()
@@ -124,9 +125,9 @@ def find_tokenizer(
     return tokenizer
 
 
-def _given_tokenizer(data: DataConfig, path: str) -> Tokenizer:
+def _given_tokenizer(data: DataConfig, path: str) -> AnyTokenizer:
     """The tokenizer at `path`; ValueError when the recipe also says what only a learned one can follow."""
-    tokenizer = Tokenizer.load(path)
+    tokenizer = open_tokenizer(path)
     for name in ("vocab_size", "splitter"):
         wanted, found = getattr(data, name), getattr(tokenizer, name)
         if wanted not in (getattr(DataConfig, name), found):

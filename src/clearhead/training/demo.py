@@ -11,7 +11,7 @@ from clearhead.generation.decode import generate
 from clearhead.model.transformer import Transformer
 from clearhead.text.compressors import gzip_bits, primed_xz_bits, xz_bits
 from clearhead.text.corpus import open_corpus, split_corpus
-from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.foreign import AnyTokenizer
 from clearhead.training.data import data_folder, open_data
 from clearhead.training.evaluate import evaluate
 from clearhead.training.recipe import DataConfig
@@ -45,7 +45,7 @@ def run_demo(folder: Path, say: Callable[[str], None]) -> None:
     say(f'More from it: clearhead generate {folder} "class "')
 
 
-def write_function(model: Transformer, tokenizer: Tokenizer) -> str:
+def write_function(model: Transformer, tokenizer: AnyTokenizer) -> str:
     """The model's continuation of a function's first line, up to where the next thing starts."""
     text = generate(
         model,

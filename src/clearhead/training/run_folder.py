@@ -3,6 +3,7 @@
 recipe.toml      every choice, filled in       metrics.jsonl   one line per step
 model.json       the model's config            loss.png        the curves
 tokenizer.json   the vocabulary                samples.txt     what the model wrote along the way
+labels.json      the names of the labels, where a model tells labels apart
 budget.json      what was asked for: steps...  data/           token shards, unless they were given
 checkpoints/     step-00001200/ ...                  probes/         weights along the way, for looking at
 """
@@ -16,7 +17,7 @@ import torch
 
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
-from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.training.checkpoint import load_checkpoint
 from clearhead.training.recipe import (
     Recipe,
@@ -37,6 +38,7 @@ class RunFolder:
         self.recipe_file = self.path / "recipe.toml"
         self.model_file = self.path / "model.json"
         self.tokenizer_file = self.path / "tokenizer.json"
+        self.labels_file = self.path / "labels.json"
         self.budget_file = self.path / "budget.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.curve_file = self.path / "loss.png"
@@ -64,17 +66,30 @@ class RunFolder:
         self._need(self.budget_file)
         return _read_object(self.budget_file)
 
-    def write(self, recipe: Recipe, tokenizer: Tokenizer, budget: dict[str, int | float]) -> None:
+    def labels(self) -> list[str] | None:
+        """The names of the labels that the model tells apart, by their numbers; None if it has none."""
+        if not self.labels_file.is_file():
+            return None
+        names = _read_json(self.labels_file)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{self.labels_file} must hold a list of names")
+        return names
+
+    def write_labels(self, names: list[str]) -> None:
+        """Write the names of the labels, by their numbers."""
+        write_whole(self.labels_file, json.dumps(names, ensure_ascii=False, indent=2) + "\n")
+
+    def write(self, recipe: Recipe, tokenizer: AnyTokenizer, budget: dict[str, int | float]) -> None:
         """Write what a run is. The recipe comes last: with it the run exists, and can be resumed."""
         write_whole(self.model_file, json.dumps(recipe.model.to_dict(), indent=2) + "\n")
         write_whole(self.budget_file, json.dumps(budget) + "\n")
-        tokenizer.save(self.tokenizer_file)
+        tokenizer.save(self.path)
         save_recipe(recipe, self.recipe_file)
 
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> AnyTokenizer:
         """The tokenizer of this run."""
         self._need(self.tokenizer_file)
-        return Tokenizer.load(self.tokenizer_file)
+        return open_tokenizer(self.tokenizer_file)
 
     def model(self, device: torch.device | str = "cpu") -> tuple[Transformer, dict[str, Any]]:
         """The model with the weights of the newest valid checkpoint, in eval mode, and that checkpoint's
@@ -117,12 +132,12 @@ def recipe_to_resume(new: Recipe, run: RunFolder) -> Recipe:
     return old
 
 
-def load_run(path: str | Path, device: torch.device | str = "cpu") -> tuple[Transformer, Tokenizer]:
+def load_run(path: str | Path, device: torch.device | str = "cpu") -> tuple[Transformer, AnyTokenizer]:
     """The model and the tokenizer of a run. Raises ValueError when they do not belong together."""
     run = RunFolder(path)
     tokenizer = run.tokenizer()
     model, state = run.model(device)
-    if tokenizer.vocab_size != model.config.vocab_size:
+    if tokenizer.vocab_size > model.config.vocab_size:  # published tables may have rows to spare
         raise ValueError(
             f"{run.tokenizer_file} has {tokenizer.vocab_size} tokens but the model of {run.path} has "
             f"{model.config.vocab_size}; they belong to different runs"
@@ -148,7 +163,7 @@ def find_config(what: str | Path) -> ModelConfig:
         raise FileNotFoundError(f"{error}; or the folder of a run, or its model.json") from None
     source = recipe.data.tokenizer or Path(recipe.data.source) / "tokenizer.json"
     if Path(source).exists():
-        return with_vocabulary(recipe, Tokenizer.load(source).vocab_size).model
+        return with_vocabulary(recipe, open_tokenizer(source).vocab_size).model
     if recipe.model.vocab_size == ModelConfig().vocab_size:  # not given: that of the tokenizer to be learned
         return with_vocabulary(recipe, recipe.data.vocab_size).model
     return recipe.model
@@ -164,10 +179,14 @@ def read_config(file: Path) -> ModelConfig:
 
 
 def _read_object(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from None
+    values = _read_json(file)
     if not isinstance(values, dict):
         raise ValueError(f"{file} must hold a JSON object, not {type(values).__name__}")
     return values
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from None

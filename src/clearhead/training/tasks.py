@@ -18,7 +18,7 @@ from clearhead.model.experts import Routing
 from clearhead.model.transformer import Transformer
 from clearhead.text.batches import IGNORED, Batch, Batches
 from clearhead.text.counting import Progress
-from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.foreign import AnyTokenizer
 from clearhead.training.data import PreparedData, prepare_data
 from clearhead.training.evaluate import evaluate
 from clearhead.training.objectives import token_loss
@@ -32,7 +32,7 @@ Forward = Callable[..., Tensor]
 class Task(Protocol):
     """What a model learns, and from which examples."""
 
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
     fingerprint: str  # names the very bytes of the training examples
     targets_per_batch: int  # how many targets a batch has at most
 
@@ -126,7 +126,7 @@ def make_task(
     return NextToken(data, recipe.train), recipe
 
 
-def fit_vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
+def fit_vocabulary(recipe: Recipe, tokenizer: AnyTokenizer) -> Recipe:
     """The recipe with the tokenizer's vocabulary. ValueError when it asks for another."""
     wanted, default = recipe.model.vocab_size, type(recipe.model)().vocab_size
     if wanted not in (tokenizer.vocab_size, default, recipe.data.vocab_size):
