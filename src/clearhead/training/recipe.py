@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import tomli_w
 
-from clearhead.model.config import ModelConfig, check_field_names, check_field_types
+from clearhead.model.config import ModelConfig, check_field_names, check_field_types, freeze_lists
 from clearhead.text.pretokenize import check_splitter
 from clearhead.training.demands import Objective, check_demands
 
@@ -59,6 +59,10 @@ class TrainConfig:
     """How the model learns. Exactly one budget: `steps`, `tokens` or `minutes`."""
 
     objective: Objective = "next_token"  # what it learns; see demands.py
+    start_from: str | None = None  # folder of a run or a published model: its weights, config and tokenizer
+    lora_rank: int = 0  # learn corrections of this rank, and leave the weights as they are; 0: learn them all
+    lora_alpha: float = 16.0  # a correction counts alpha / rank
+    lora_on: tuple[str, ...] = ("q", "v")  # which layers: the ends of their paths, or patterns of them
     steps: int | None = None  # optimizer steps
     tokens: int | None = None  # target tokens; becomes a number of steps
     minutes: float | None = None  # becomes a number of steps after a short measured warm-up
@@ -109,9 +113,19 @@ class TrainConfig:
     norms_every: int = 0  # steps between two looks at the norms and the idle parts of the model; 0: none
     save_every: int = 500  # steps between two checkpoints
     keep: int = 2  # checkpoints kept
+    keep_best: bool = False  # keep the weights of the lowest validation loss beside them
+    milestones: int = 0  # steps between two times when the weights are kept for good; 0: none
+    async_save: bool = False  # write checkpoints while training goes on
+    on_save_error: Literal["stop", "warn"] = "stop"  # what to do when one on the way cannot be written
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # with several processes: see parallel.py
+    replicate: int = 1  # fsdp: groups of ranks that each share out a model of their own
+    tensor_parallel: int = 1  # fsdp: ranks that work on each matrix together
+    rank_timeout: float = 120.0  # seconds, from the second step on, until a silent rank is given up
+    compare_every: int = 100  # steps between two looks whether ranks hold the same weights; 0: none
     probes: int = 12  # steps whose weights are kept for `clearhead look` to go through; 0: none
 
     def __post_init__(self) -> None:
+        freeze_lists(self)
         check_field_types(self)
         for name in (
             "batch_size",
@@ -132,9 +146,22 @@ class TrainConfig:
             "sample_tokens",
             "patience",
             "norms_every",
+            "lora_rank",
         ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number of at least 0")
+        for name in ("milestones", "compare_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number of steps, or 0 for never")
+        for name in ("replicate", "tensor_parallel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1 rank")
+        if max(self.replicate, self.tensor_parallel) > 1 and self.parallel == "ddp":
+            raise ValueError("replicate and tensor_parallel go with parallel='fsdp', not with 'ddp'")
+        if not 1 <= self.rank_timeout < 1e6:
+            raise ValueError(f"rank_timeout={self.rank_timeout} must be at least 1 second")
+        if self.tensor_parallel > 1 and self.sample_every:
+            raise ValueError("samples come from whole matrices; set sample_every=0 with tensor_parallel")
         for name in ("steps", "tokens", "minutes"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number above 0")
@@ -169,13 +196,22 @@ class TrainConfig:
             )
         if not 1 < self.spike_factor < math.inf or self.spike_window < 10:
             raise ValueError(
-                f"spike_factor={self.spike_factor} must be above 1, spike_window={self.spike_window} at least 10"
+                f"spike_factor={self.spike_factor} must be above 1, "
+                f"spike_window={self.spike_window} at least 10"
+            )
+        if not 0 < self.lora_alpha < math.inf or not self.lora_on:
+            raise ValueError(
+                f"lora_alpha={self.lora_alpha} must be a number above 0, "
+                f"and lora_on={self.lora_on} must name layers"
             )
         self._check_effects()
 
     def _check_effects(self) -> None:
         """Raise ValueError for a setting that does nothing beside the others."""
         needs = {
+            "lora_alpha": (self.lora_rank > 0, "lora_rank"),
+            "lora_on": (self.lora_rank > 0, "lora_rank"),
+            "lora_rank": (self.start_from is not None, "start_from, a model to correct"),
             "min_lr": (
                 self.schedule not in ("constant", "inverse_sqrt"),
                 "schedule=cosine, linear or trapezoid",
@@ -197,6 +233,14 @@ class TrainConfig:
         """Muon's highest learning rate."""
         default = self.lr if self.muon_scale == "rms" else 0.02
         return default if self.muon_lr is None else self.muon_lr
+
+    def free(self) -> dict[str, Any]:
+        """The settings that change no number of a run, so that one that is resumed may change them."""
+        names = (
+            *("on_nonfinite", "max_skips", "probes", "keep", "keep_best", "milestones", "async_save"),
+            *("on_save_error", "parallel", "replicate", "tensor_parallel", "rank_timeout", "compare_every"),
+        )
+        return {name: getattr(self, name) for name in names}
 
     def budget(self) -> dict[str, int | float]:
         """What was given of `steps`, `tokens` and `minutes`."""

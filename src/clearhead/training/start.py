@@ -18,7 +18,8 @@ from clearhead.model.transformer import Transformer
 from clearhead.published.mapping import list_names, names_of_labels, read_config
 from clearhead.published.models import load
 from clearhead.published.weights import FAMILIES, Origin
-from clearhead.text.foreign import AnyTokenizer
+from clearhead.text.foreign import AnyTokenizer, open_tokenizer
+from clearhead.training.demands import DEMANDS
 from clearhead.training.recipe import Recipe
 from clearhead.training.run_folder import RunFolder, load_run
 
@@ -71,50 +72,83 @@ def open_start(place: str) -> Start:
     return Start(place, model, found)
 
 
-def fit_recipe(recipe: Recipe, start: Start, head: Head) -> Recipe:
-    """The recipe with the model and the tokenizer that training starts from, and the head it needs.
+def fit_recipe(recipe: Recipe, start: Start) -> Recipe:
+    """The recipe with the model and the tokenizer that training starts from, and the head of its objective.
 
     [model] may name parts of the head and dropouts; what else it names must be what the model has.
     """
-    asked = recipe.model
-    named = [name for name in given(asked) if name not in asked.following()]
-    has = start.model.config
-    for name in named:
-        if name in (*HEAD_FIELDS, *FREE_FIELDS) or getattr(asked, name) == getattr(has, name):
-            continue
+    asked, has, demand = recipe.model, start.model.config, DEMANDS[recipe.train.objective]
+    if has.shape not in demand.shapes:
         raise ValueError(
-            f"model.{name}={getattr(asked, name)!r:.60}, but start_from={start.place} has "
-            f"{getattr(has, name)!r:.60}; leave it away, it is taken over"
+            f"start_from={start.place} is of shape {has.shape!r}; objective={recipe.train.objective!r} "
+            f"needs {' or '.join(map(repr, demand.shapes))}"
         )
-    if "head" in named and asked.head != head:
-        raise ValueError(f"model.head={asked.head!r}, but the objective learns with head={head!r}")
-    config = with_head(start, head)
-    changes = {name: getattr(asked, name) for name in named if name in (*HEAD_FIELDS, *FREE_FIELDS)}
+    changes = {}
+    for name in named(asked):
+        if name in (*HEAD_FIELDS, *FREE_FIELDS):
+            changes[name] = getattr(asked, name)
+        elif getattr(asked, name) != getattr(has, name):
+            raise ValueError(
+                f"model.{name}={getattr(asked, name)!r:.60}, but start_from={start.place} has "
+                f"{getattr(has, name)!r:.60}; leave it away, it is taken over"
+            )
+    if changes.pop("head", demand.head) != demand.head:
+        raise ValueError(
+            f"model.head={asked.head!r}, but objective={recipe.train.objective!r} needs {demand.head!r}; "
+            "leave it away, it follows"
+        )
+    if recipe.train.context_length > has.max_len:
+        raise ValueError(
+            f"train.context_length={recipe.train.context_length} exceeds the {has.max_len} positions "
+            f"(max_len) of start_from={start.place}; shorten the context"
+        )
     data = recipe.data
     if data.tokenizer is None:
         data = replace(data, tokenizer=start.place)
-    if recipe.train.context_length > config.max_len:
+    elif open_tokenizer(data.tokenizer).fingerprint != start.tokenizer.fingerprint:
         raise ValueError(
-            f"train.context_length={recipe.train.context_length} exceeds the {config.max_len} positions "
-            f"(max_len) of start_from={start.place}; shorten the context"
+            f"data.tokenizer={data.tokenizer} is another vocabulary than that of start_from={start.place}; "
+            "leave it away, it is taken over"
         )
-    return replace(recipe, model=config.replace(**changes), data=data)
+    return replace(recipe, model=with_head(start, demand.head).replace(**changes), data=data)
+
+
+def named(config: ModelConfig) -> list[str]:
+    """The fields of a config that somebody has chosen: neither defaults nor sizes that follow from others."""
+    return [name for name in given(config) if name not in config.following()]
+
+
+def recipe_as_begun(recipe: Recipe, run: RunFolder) -> Recipe:
+    """The recipe of a run that is resumed, with the model and the tokenizer that it took over when it began.
+
+    The place it started from may be gone by now. Fields that are named stay, so that one that differs is
+    found.
+    """
+    begun = run.recipe()
+    if recipe.train.start_from is None or begun.train.start_from != recipe.train.start_from:
+        return recipe
+    model = begun.model.replace(**{name: getattr(recipe.model, name) for name in named(recipe.model)})
+    tokenizer = recipe.data.tokenizer or begun.data.tokenizer
+    return replace(recipe, model=model, data=replace(recipe.data, tokenizer=tokenizer))
 
 
 def with_head(start: Start, head: Head) -> ModelConfig:
-    """The config of a model with another head: as its family makes it, else a single layer."""
+    """The config of a model with another head: as its family makes it, else a single layer.
+
+    n_labels is 1 until the examples say how many there are.
+    """
     config = start.model.config
     if config.head == head:
-        return config
+        return config.replace(n_labels=1) if head in ("sequence", "token") else config
     made = _family_config(start, head)
     if made is not None:
-        return made
+        return made.replace(n_labels=1) if head in ("sequence", "token") else made
     plain = {name: ModelConfig.__dataclass_fields__[name].default for name in HEAD_FIELDS}
     plain["head"] = head
     if head in ("sequence", "token", "span"):
         plain["head_bias"] = True
     if head in ("sequence", "token"):
-        plain["n_labels"] = 1  # until the data say how many
+        plain["n_labels"] = 1
     if config.shape == "decoder":
         plain["pool"] = "last"  # the only position that has seen the whole text
     if head == "embedding":
