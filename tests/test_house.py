@@ -16,13 +16,13 @@ FILES = {
     "text": """workers pretokenize documents counting bpe normalise incremental merging definition encoder
         tokenizer_json formats usage tokenizer pieces sentencepiece
         older_files foreign sandbox chat corpus compressors shards prepare batches
-        examples rows example_files""",
+        examples rows example_files frame encode_examples""",
     "model": "config tap layers initial position cache attention grouped experts heads transformer summary",
     "published": """course mapping quirks families families_experts families_encoders storage weights layout
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
-    "training": """scores objectives masking lora schedules optim muon demands recipe durable checkpoint
-        run_folder data evaluate start tasks report probe machine ahead loop demo""",
+    "training": """scores objectives masking lora schedules optim muon demands recipe durable tensor_files checkpoint
+        saver        run_folder data evaluate start tasks report probe machine tensor_parallel parallel ahead loop demo""",
     "inspector": "record trace provenance spelling manifest views kept anatomy growth passes sweeps",
     "server": "wire run_view reading sides summary session streams saved export guard app runs look",
 }

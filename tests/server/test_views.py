@@ -233,6 +233,25 @@ def test_every_architecture_grows_by_a_token(name: str) -> None:
         torch.testing.assert_close(one.float(), other.float(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mha rotary", "encoder-decoder"])
+def test_the_difference_of_what_was_typed_is_measured_when_asked(name: str) -> None:
+    """Invariant 6: a longer pass knows no difference until somebody asks; then the fused path reads all that
+    was typed since, and what is typed after that goes on as before.
+    """
+    model = animals(name)
+    passes = Passes(model, question(model))
+    passes.run(question(model))
+    for ids in [(*TOKENS, 3), (*TOKENS, 3, 8), (*TOKENS, 4)]:
+        grown = passes.run(question(model, ids))
+        assert grown.joined and grown.delta is None
+    apart = passes.measure(grown)
+    assert apart is not None and apart == grown.delta
+    assert 0 < apart <= 1e-4 * max(1.0, float(grown.output.std()))
+    later = passes.run(question(model, (*TOKENS, 4, 9)))
+    assert later.joined
+    torch.testing.assert_close(later.output, at_once(passes, later.question).output, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["gqa interleaved", "encoder-decoder shared"])
 def test_a_pass_made_longer_shows_what_a_whole_one_shows(name: str) -> None:
     """Typing at the end, taking back, typing something else: as if all had been read at once."""
