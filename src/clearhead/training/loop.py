@@ -26,6 +26,7 @@ from clearhead.model.transformer import Transformer
 from clearhead.text.batches import Batch
 from clearhead.training.ahead import Ahead
 from clearhead.training.checkpoint import checkpoints, load_checkpoint, lock_run, save_checkpoint
+from clearhead.training.lora import Lora, add_adapters, describe
 from clearhead.training.machine import find_device, keep_freed_memory, stop_requests
 from clearhead.training.optim import AdamW, clip_gradients, parameter_groups
 from clearhead.training.probe import Probes
@@ -33,6 +34,7 @@ from clearhead.training.recipe import Recipe, TrainConfig
 from clearhead.training.report import Watcher
 from clearhead.training.run_folder import RunFolder, recipe_to_resume
 from clearhead.training.schedules import SCHEDULES
+from clearhead.training.start import Start, fill, fit_recipe, open_start, recipe_as_begun
 from clearhead.training.tasks import Task, make_task
 
 
@@ -58,11 +60,17 @@ def train(
     ValueError for a recipe that cannot work and for a folder that holds another run, Interrupted after Ctrl-C
     or SIGTERM, when the state is saved.
     """
+    run = RunFolder(folder)
+    start = None
+    if resume and run.exists():
+        recipe = recipe_as_begun(recipe, run)
+    elif recipe.train.start_from is not None:
+        start = open_start(recipe.train.start_from)
+        recipe = fit_recipe(recipe, start)
     recipe.check()
     find_device(recipe.train.device)
     if stop_after is not None and stop_after < 1:
         raise ValueError(f"stop_after={stop_after} must be at least 1 step")
-    run = RunFolder(folder)
     if resume and not run.exists():
         raise FileNotFoundError(f"{run.path} holds no run to resume; leave --resume away to start one")
     if not resume and run.exists():
@@ -76,7 +84,7 @@ def train(
         if resume:
             recipe = recipe_to_resume(recipe, run)
         task, recipe = make_task(recipe, run, note, _progress(watchers))
-        trainer = Trainer(recipe, run, task, watchers)
+        trainer = Trainer(recipe, run, task, watchers, start)
         trainer.start(resume)
         trainer.go(stop_after)
     return run
@@ -94,7 +102,14 @@ class StepResult:
 class Trainer:
     """One run: its model, optimizer and task, and the few methods that move it forward."""
 
-    def __init__(self, recipe: Recipe, run: RunFolder, task: Task, watchers: Sequence[Watcher]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: RunFolder,
+        task: Task,
+        watchers: Sequence[Watcher],
+        start: Start | None = None,
+    ) -> None:
         self.recipe, self.run, self.task, self.watchers = recipe, run, task, watchers
         self.note = _announcer(watchers)
         self.settings = recipe.train
@@ -103,6 +118,11 @@ class Trainer:
             seen = "a CUDA GPU is there" if self.device.type == "cuda" else "no CUDA GPU is there"
             self.note(f"device=auto: {self.device.type}, {seen}")
         self.model = Transformer(recipe.model, seed=self.settings.seed).to(self.device)
+        if start is not None:
+            self.note(fill(self.model, start, run.labels()))
+        if self.settings.lora_rank:
+            lora = Lora(self.settings.lora_rank, self.settings.lora_alpha, self.settings.lora_on)
+            self.note(describe(self.model, add_adapters(self.model, lora, self.settings.seed)))
         if self.settings.probes:
             self.watchers = [*watchers, Probes(self.model, self.settings.probes, self.note)]
         self.optimizer = make_optimizer(self.model, self.settings)

@@ -12,7 +12,7 @@ Merged, W + (alpha / rank) B A, the model is a plain one again. Source: Hu et al
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -96,6 +96,13 @@ def add_adapters(model: Transformer, lora: Lora, seed: int = 0) -> list[str]:
         if isinstance(module, Attention) and module.project is project_fused:
             module.project = project_apart  # one product of the bare weights would pass adapters by
     return chosen
+
+
+def describe(model: nn.Module, chosen: Sequence[str]) -> str:
+    """How much of a model learns, in one line."""
+    learned = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    n_all = sum(parameter.numel() for parameter in model.parameters())
+    return f"LoRA: adapters on {len(chosen)} layers; {learned:,} of {n_all:,} parameters learn"
 
 
 def has_adapters(model: nn.Module) -> bool:

@@ -64,7 +64,8 @@ class AdamW(Optimizer):
         super().__setstate__(state)
         for group in self.param_groups:  # a state saved by torch.optim.AdamW lacks what is ours alone
             for name, value in self.defaults.items():
-                group.setdefault(name, value)
+                if name != "differentiable":  # torch's own, which a saved group of ours does not name
+                    group.setdefault(name, value)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -187,10 +188,10 @@ def parameter_groups(
     unused = set(scales)
     groups: dict[tuple[bool, float], list[Tensor]] = {}
     for name, p in model.named_parameters():
-        if not p.requires_grad:
-            continue
         starts = [start for start in scales if name == start or name.startswith(start + ".")]
         unused.difference_update(starts)
+        if not p.requires_grad:
+            continue
         scale = scales[max(starts, key=len)] if starts else 1.0
         decays = p.ndim >= 2 and not name.endswith("bias")  # experts' biases are a table
         groups.setdefault((decays, scale), []).append(p)

@@ -19,6 +19,7 @@ from torch import nn
 
 from clearhead.training.checkpoint import step_of, steps_in, write_checkpoint
 from clearhead.training.durable import remove_folder
+from clearhead.training.lora import merged
 from clearhead.training.report import Watcher
 from clearhead.training.run_folder import RunFolder
 
@@ -79,7 +80,7 @@ class Probes(Watcher):
             if free < ROOM * self.n_bytes:
                 raise OSError(f"only {free:,} bytes are free on the disk")
             about = {"training_seconds": self.elapsed, "probe_seconds": self.spent}
-            write_checkpoint(self.run.probes / f"step-{done:08d}", done, self.model, state=about)
+            write_checkpoint(self.run.probes / f"step-{done:08d}", done, merged(self.model), state=about)
             paths = sorted(steps_in(self.run.probes), key=step_of)
             while len(paths) > self.keep:
                 remove_folder(paths.pop(most_crowded([step_of(path) for path in paths])))

@@ -209,6 +209,7 @@ class TrainConfig:
     def _check_effects(self) -> None:
         """Raise ValueError for a setting that does nothing beside the others."""
         needs = {
+            "embed_lr_scale": (self.lora_rank == 0, "lora_rank=0, as adapters leave the embedding as it is"),
             "lora_alpha": (self.lora_rank > 0, "lora_rank"),
             "lora_on": (self.lora_rank > 0, "lora_rank"),
             "lora_rank": (self.start_from is not None, "start_from, a model to correct"),

@@ -129,6 +129,8 @@ def make_task(
 def fit_vocabulary(recipe: Recipe, tokenizer: AnyTokenizer) -> Recipe:
     """The recipe with the tokenizer's vocabulary. ValueError when it asks for another."""
     wanted, default = recipe.model.vocab_size, type(recipe.model)().vocab_size
+    if recipe.train.start_from is not None and wanted >= tokenizer.vocab_size:
+        return recipe  # a published table may have rows to spare
     if wanted not in (tokenizer.vocab_size, default, recipe.data.vocab_size):
         raise ValueError(
             f"model.vocab_size={wanted} but the tokenizer has {tokenizer.vocab_size} tokens; "
