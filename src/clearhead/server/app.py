@@ -6,6 +6,7 @@
     POST /api/tokenize             tokens, bytes, merges
     POST /api/trace                a pass, as the map shows it
     GET  /api/trace/ID/lines       where another position looks
+    GET  /api/trace/ID/delta       how far generate() is from it
     GET  /api/trace/ID/t/NAME      a slice of a value        GET  /api/w/NAME    a slice of a weight
     GET  /api/trace/ID/cell/NAME   how one number was made   GET  /api/source/KEY
     POST /api/generate             tokens one by one, as server-sent events
@@ -155,6 +156,10 @@ def add_traces(app: FastAPI, session: Session) -> None:
     @app.get("/api/trace/{number}/lines")
     async def lines(number: str, at: str = "") -> Response:
         return tensors(await session.call(session.lines, number, whole_number(at)), FOREVER)
+
+    @app.get("/api/trace/{number}/delta")
+    async def delta(number: str) -> Response:
+        return reply({"delta": await session.call(session.delta, number)}, FOREVER)
 
     @app.post("/api/generate")
     async def generate(request: Request) -> Response:

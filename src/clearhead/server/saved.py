@@ -30,6 +30,7 @@ def saved_page(session: Session, found: Pass, cells: list[tuple[str, tuple[int, 
     """The HTML of a pass. `cells`: numbers whose arithmetic is saved too."""
     if found.question.edits:
         raise ValueError("a saved page shows the model as it is; switch the edits off")
+    session.passes.measure(found)
     text = (HERE / "page" / "index.html").read_text(encoding="utf-8")
     text = re.sub(r'<link rel="modulepreload"[^>]*>\n?', "", text)
     style = (HERE / "page" / "page.css").read_text(encoding="utf-8")

@@ -176,6 +176,11 @@ class Session:
         side, found = self.find(number)
         return side.passes.value(found, name)
 
+    def delta(self, number: str) -> float | None:
+        """How far the logits of `generate` are from those of the pass with this number."""
+        side, found = self.find(number)
+        return side.passes.measure(found)
+
     def note(self, client: str, seq: int) -> None:
         """A page has asked its question number `seq`."""
         self.newest[client] = max(seq, self.newest.get(client, seq))

@@ -135,6 +135,9 @@ export function slice(id, name, at, options = {}) {
 export const cell = (id, name, index) =>
   once(`/api/trace/${id}/cell/${part(name)}?at=${index.join(",")}`, (response) => response.json());
 
+/** How far the logits of generate() are from a trace's. */
+export const delta = (id) => once(`/api/trace/${id}/delta`, async (response) => (await response.json()).delta);
+
 /** Attention lines and logits of another position. */
 export const lines = (id, position) =>
   once(`/api/trace/${id}/lines?at=${position}`, async (response) => {

@@ -165,7 +165,8 @@ function pipelineText(steps, size) {
 /** The difference to the fused path that the server measured. */
 function trust() {
   const { delta } = app.trace;
-  return delta === null || Number.isNaN(delta) ? null : h("p", { class: "soft small", id: "delta" }, t("next.delta", { d: delta.toExponential(1) }));
+  if (Number.isNaN(delta) || (delta === null && (manifest.stacks.length === 0 || app.state.edits.some((edit) => edit.on)))) return null;
+  return h("p", { class: "soft small", id: "delta" }, t("next.delta", { d: delta === null ? "…" : delta.toExponential(1) }));
 }
 
 let writing = null;

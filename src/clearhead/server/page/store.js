@@ -128,6 +128,7 @@ export async function ask() {
     app.lines = null;
     if (!patches) await compare(other, edits, answer);
     fetchLines();
+    measure();
   } catch (error) {
     app.error = error.status === 0 ? "away" : error.message;
     if (error.status === 0) setTimeout(() => app.error === "away" && ask(), 2000);
@@ -163,6 +164,18 @@ export function beside(column) {
   const tail = ours.slice(column).every((piece, k) => piece.id === theirs[end + k]?.id);
   return tail && end >= front ? end : null;
 }
+
+/** How far generate() is from what is shown: asked when the hand rests, for it costs a pass of its own. */
+function measure() {
+  const { trace } = app;
+  clearTimeout(resting);
+  if (trace.delta !== null || active(app.state.edits).length) return;
+  resting = setTimeout(async () => {
+    trace.delta = await api.delta(trace.id).catch(() => null);
+    if (app.trace === trace) redraw(["next"]);
+  }, 500);
+}
+let resting = 0;
 
 /** Start with the trace that came in the page, if the address asks for nothing else. */
 export function start() {
