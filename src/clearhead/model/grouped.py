@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def grouped_product(
@@ -56,14 +57,19 @@ def multiply(
     rows: Float[Tensor, "M d_in"], matrices: Float[Tensor, "E d_in d_out"], ends: Int[Tensor, " E"]
 ) -> Float[Tensor, "M d_out"]:
     """Each row times the matrix of its group: x W."""
-    return (_multiply_opaque if torch.compiler.is_compiling() else _multiply)(rows, matrices, ends)
+    return (_multiply_opaque if _has_no_values(rows) else _multiply)(rows, matrices, ends)
 
 
 def multiply_outer(
     left: Float[Tensor, "M d_out"], right: Float[Tensor, "M d_in"], ends: Int[Tensor, " E"]
 ) -> Float[Tensor, "E d_out d_in"]:
     """The sum over each group's rows of their outer products: left^T right, 0 for a group without rows."""
-    return (_outer_opaque if torch.compiler.is_compiling() else _outer)(left, right, ends)
+    return (_outer_opaque if _has_no_values(left) else _outer)(left, right, ends)
+
+
+def _has_no_values(x: Tensor) -> bool:
+    """Whether only shapes are worked out now: by a compiler, or to foresee what a pass will need."""
+    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
 def _multiply(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
