@@ -21,9 +21,9 @@ FILES = {
     "published": """course mapping quirks families families_experts families_encoders storage weights layout
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
-    "training": """scores objectives masking lora schedules optim muon average spikes activations
-        memory demands recipe durable tensor_files checkpoint
-        saver        run_folder data evaluate start tasks report probe machine tensor_parallel parallel ahead loop demo""",
+    "training": """scores objectives masking lora schedules optim muon average spikes activations memory demands recipe
+        durable tensor_files checkpoint saver run_folder data evaluate start tasks report probe machine
+        tensor_parallel parallel ahead loop demo""",
     "inspector": "record trace provenance spelling manifest views kept anatomy growth passes sweeps",
     "server": "wire run_view reading sides summary session streams saved export guard app runs look",
 }

@@ -6,9 +6,10 @@
         state.json              the step, the caller's own state, tied names, the optimizer's settings
         manifest.json           size and SHA-256 of each of these
 
-A checkpoint appears whole or not at all (see durable.py), and no pointer says which is the latest: it is the
-newest whose every byte is as written. Names are the model's own, whatever torch.compile or DDP wraps around
-it. Nothing is pickled, so nothing in a checkpoint can run.
+Where ranks share the weights out, `shard-00001-...safetensors` and so on hold each rank's part of both.
+Either kind is read by any number of ranks. A checkpoint appears whole or not at all (see durable.py), and no
+pointer says which is the latest: it is the newest whose every byte is as written. Names are the model's own,
+whatever torch.compile or DDP wraps around it. Nothing is pickled, so nothing in a checkpoint can run.
 """
 
 import errno
@@ -16,23 +17,55 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from clearhead.training.durable import ASIDE, MANIFEST, damage, remove_folder, write_folder
+from clearhead.training.durable import ALONE, ASIDE, MANIFEST, Ranks, damage, remove_folder, write_folder
 from clearhead.training.durable import lock_run as lock_run  # the loop takes all it needs from here
+from clearhead.training.tensor_files import (
+    copy_tensors,
+    form_of,
+    is_shared_out,
+    open_part,
+    write_shards,
+    write_whole,
+)
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that goes into a checkpoint, as it is at one moment: tensors under plain names, and JSON."""
+
+    step: int
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor] | None
+    state: bytes
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and moments under names of their own."""
+        parts = {"model": self.weights, "optimizer": self.moments or {}}
+        return {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
+
+    def is_shared_out(self) -> bool:
+        """Whether ranks hold some of it in parts."""
+        return any(map(is_shared_out, self.weights.values()))
+
+    def copy(self) -> "Content":
+        """The same with tensors of its own, on the CPU."""
+        moments = None if self.moments is None else copy_tensors(self.moments)
+        return Content(self.step, copy_tensors(self.weights), moments, self.state)
 
 
 def save_checkpoint(
@@ -42,18 +75,21 @@ def save_checkpoint(
     optimizer: Optimizer | None = None,
     state: dict[str, Any] | None = None,
     keep: int = 2,
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Write `run`/checkpoints/step-00001200 (for step 1200), keep the newest `keep` in all, return its path.
 
     `state` is whatever else the run needs, in JSON values (tuples come back as lists). A checkpoint of the
-    same step is replaced. ValueError: fewer than two to keep, or something that a checkpoint cannot hold.
-    OSError: the disk refused; the message names path and size, and every earlier checkpoint is as it was.
+    same step is replaced. All `ranks` call this at once. ValueError: fewer than two to keep, or something
+    that a checkpoint cannot hold. OSError: the disk refused; the message names path and size, and every
+    earlier checkpoint is as it was.
     """
     if keep < 2:
         raise ValueError(f"keep={keep} must be at least 2, so that a damaged checkpoint leaves a good one")
     final = Path(run) / "checkpoints" / f"step-{step:08d}"
-    write_checkpoint(final, step, model, optimizer, state)
-    _prune(Path(run), step, keep)
+    write_content(final, take_content(step, model, optimizer, state), ranks)
+    if ranks.is_main:
+        prune(Path(run), step, keep)
     return final
 
 
@@ -63,38 +99,75 @@ def write_checkpoint(
     model: nn.Module,
     optimizer: Optimizer | None = None,
     state: dict[str, Any] | None = None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Write one checkpoint as the folder `final`, wherever that is; the errors are `save_checkpoint`'s."""
+    write_content(final, take_content(step, model, optimizer, state), ranks)
+
+
+def take_content(
+    step: int, model: nn.Module, optimizer: Optimizer | None = None, state: dict[str, Any] | None = None
+) -> Content:
+    """What a checkpoint of this very moment holds. Its tensors are the model's own, not copies."""
     if step < 0:
         raise ValueError(f"step={step} must be 0 or more")
     if state is not None and state.get("step", step) != step:
         raise ValueError(f"state['step'] is {state['step']}, but the checkpoint is of step {step}")
     weights, tied = _model_tensors(model)
-    moments, settings = ({}, None) if optimizer is None else _optimizer_tensors(model, optimizer)
-    content = {"format": FORMAT, "step": step, "state": state or {}, "tied": tied, "optimizer": settings}
-    text = _to_json(content).encode()
-    files: dict[str, Callable[[Path], object]] = {MODEL: partial(_write_tensors, weights)}
-    if optimizer is not None:
-        files[OPTIMIZER] = partial(_write_tensors, moments)
-    files[STATE] = lambda path: path.write_bytes(text)
+    moments, settings = (None, None) if optimizer is None else _optimizer_tensors(model, optimizer)
+    told = {"format": FORMAT, "step": step, "state": state or {}, "tied": tied, "optimizer": settings}
+    return Content(step, weights, moments, _to_json(told).encode())
+
+
+def write_content(final: Path, content: Content, ranks: Ranks = ALONE) -> None:
+    """Write what was taken as the folder `final`; the errors are `save_checkpoint`'s."""
+    files: dict[str, Callable[[Path], object]] = {STATE: lambda path: path.write_bytes(content.state)}
     try:
-        write_folder(final, files)
+        if content.is_shared_out():
+            write = partial(write_shards, content.tensors(), group=ranks.group)
+            write_folder(final, files, ranks, write)
+            return
+        whole: dict[str, Callable[[Path], object]] = {MODEL: partial(write_whole, content.weights)}
+        if content.moments is not None:
+            whole[OPTIMIZER] = partial(write_whole, content.moments)
+        write_folder(final, whole | files, ranks)
     except (OSError, SafetensorError) as error:
-        size = sum(t.nbytes for t in (*weights.values(), *moments.values())) + len(text)
+        size = sum(t.nbytes for t in content.tensors().values()) + len(content.state)
         code, reason = _errno_of(error), getattr(error, "strerror", None) or error
         message = f"{final} ({size:,} bytes) could not be written: {reason}; earlier checkpoints are intact"
         raise OSError(code, message) from error
 
 
 def load_checkpoint(
-    path_or_run: str | Path, model: nn.Module, optimizer: Optimizer | None = None
+    path_or_run: str | Path,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Fill `model` and `optimizer` from a checkpoint, or a run's newest intact one; return state and step.
 
     Every hash is checked first; what is wrong with a checkpoint that is passed over is logged, in one line.
-    Nothing is changed unless all of it fits. FileNotFoundError: there is none. ValueError: none is intact; or
-    names, shapes or dtypes are not the model's or the optimizer's, both sides listed.
+    Nothing is changed unless all of it fits. Of several `ranks`, which all call this at once, the main one
+    checks and chooses. FileNotFoundError: there is none. ValueError: none is intact; or names, shapes or
+    dtypes are not the model's or the optimizer's, both sides listed.
     """
+    chosen, problem = None, None
+    try:
+        chosen = choose_checkpoint(path_or_run) if ranks.is_main else None
+    except (ValueError, FileNotFoundError) as error:
+        problem = error
+    path, trouble = ranks.gather(
+        (None if chosen is None else str(chosen), None if problem is None else str(problem))
+    )[0]
+    if problem is not None:
+        raise problem
+    if path is None:
+        raise ValueError(trouble)
+    return _load(Path(path), model, optimizer)
+
+
+def choose_checkpoint(path_or_run: str | Path) -> Path:
+    """The checkpoint itself, or a run's newest intact one; the errors are `load_checkpoint`'s."""
     source = Path(path_or_run)
     is_run = (source / "checkpoints").is_dir()
     candidates = _candidates(source) if is_run else [source]
@@ -107,7 +180,7 @@ def load_checkpoint(
         if not problems:
             for what in found:
                 logger.warning("a damaged checkpoint of %s is passed over: %s", source, what)
-            return _load(path, model, optimizer)
+            return path
         found.append(f"{path.name}: {'; '.join(problems)}")
     advice = "no other is left" if is_run else "give the folder of the run to fall back on another one"
     raise ValueError(f"{source} cannot be loaded ({' | '.join(found)}); {advice}")
@@ -140,7 +213,7 @@ def verify_checkpoint(path: str | Path) -> list[str]:
         return problems
     try:
         _read_state(path)
-        for file in {path / MODEL, *path.glob("*.safetensors")}:
+        for file in set(path.glob("*.safetensors")) or {path / MODEL}:
             with safe_open(file, framework="pt"):
                 pass
     except (ValueError, OSError) as error:
@@ -159,10 +232,14 @@ def _model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     tied: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
     raw = model.state_dict()
-    for name, value in zip(_plain(raw), raw.values(), strict=True):
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for path, name, value in zip(raw, _plain(raw), raw.values(), strict=True):
         if not isinstance(value, Tensor) or value.is_meta:
             raise ValueError(f"{name} has no values to save or to fill: it is {_form(value)}")
-        place = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if is_shared_out(value):  # what of it is here may be empty
+            place: tuple[Any, ...] = (id(parameters[path]),)
+        else:
+            place = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
         if value.numel() and place in first:
             tied[name] = first[place]
         else:
@@ -208,26 +285,14 @@ def _to_json(content: dict[str, Any]) -> str:
         raise TypeError(f"state and the optimizer's settings must be JSON values: {error}") from None
 
 
-def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    packed: dict[str, Tensor] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        storage = tensor.untyped_storage()
-        own = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages
-        packed[name] = tensor if own else tensor.clone()
-        storages.add(storage.data_ptr())
-    save_file(packed, path, metadata={"format": "pt"})  # with more entries, their order would be random
-    path.chmod(0o644)  # safetensors leaves it to its owner alone
-
-
 def _errno_of(error: Exception) -> int:
     """The system's number of the error, which safetensors gives in its text only."""
     told = re.search(r"os error (\d+)", str(error))
     return getattr(error, "errno", None) or (int(told.group(1)) if told else errno.EIO)
 
 
-def _prune(run: Path, step: int, keep: int) -> None:
+def prune(run: Path, step: int, keep: int) -> None:
+    """Remove all checkpoints of `run` up to `step` but the newest `keep`; damaged ones are not counted."""
     kept = 0
     for path in checkpoints(run):
         if step_of(path) > step:
@@ -272,29 +337,27 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def _weights_for(path: Path, tied: dict[str, str], model: nn.Module) -> dict[str, Tensor]:
     """The file's tensors under the model's own names, once names, shapes, dtypes and ties fit."""
-    complaint = f"{path / MODEL} does not fit the model"
+    part = open_part(path, "model")
+    complaint = f"{part.path} does not fit the model"
     _, model_ties = _model_tensors(model)
     there = model.state_dict()
     names = dict(zip(there, _plain(there), strict=True))
-    with safe_open(path / MODEL, framework="pt") as file:
-        stored = list(file.keys())
-        source = {name: kept for name, kept in tied.items() if kept in stored} | {
-            name: name for name in stored
-        }
-        _same_names(complaint, set(source), set(names.values()))
-        found = {raw: file.get_tensor(source[name]) for raw, name in names.items()}
+    stored = part.forms
+    source = {name: kept for name, kept in tied.items() if kept in stored} | {name: name for name in stored}
+    _same_names(complaint, set(source), set(names.values()))
     unlike = [
-        f"{names[raw]} is {_form(found[raw])} in the file, {_form(there[raw])} in the model"
-        for raw in names
-        if _form(found[raw]) != _form(there[raw])
+        f"{name} is {stored[source[name]]} in the file, {_form(there[raw])} in the model"
+        for raw, name in names.items()
+        if stored[source[name]] != form_of(there[raw])
     ]
     if unlike:
         raise ValueError(f"{complaint}: {_some(unlike, '; ')}")
-    plain = {name: found[raw] for raw, name in names.items()}
+    found = part.read({source[name]: there[raw] for raw, name in names.items()})
     for name, kept in model_ties.items():
-        if not torch.equal(plain[name], plain[kept]):
+        one, other = (found[source[n]] for n in (name, kept))
+        if one is not other and not torch.equal(one, other):
             raise ValueError(f"{complaint}: it ties {name} to {kept}, and the file has two different tensors")
-    return found
+    return {raw: found[source[name]] for raw, name in names.items()}
 
 
 def _state_for(path: Path, saved: Any, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -304,12 +367,21 @@ def _state_for(path: Path, saved: Any, model: nn.Module, optimizer: Optimizer) -
         held = "no optimizer's state" if saved is None else f"the state of {saved['kind']}"
         raise ValueError(f"{path} holds {held}, not that of {kind}; load it with optimizer=None")
     groups = _group_names(model, optimizer)
-    index = {name: i for i, name in enumerate(name for names in groups for name in names)}
-    with safe_open(path / OPTIMIZER, framework="pt") as file:
-        keys = list(file.keys())
-        values = {key: file.get_tensor(key).clone() for key in keys} | saved["values"]
-    known = {key.rpartition(".")[0] for key in values}.union(*(group["params"] for group in saved["groups"]))
-    _same_names(f"{path / OPTIMIZER} does not fit the optimizer", known, set(index))
+    names = [name for group in groups for name in group]
+    index = {name: i for i, name in enumerate(names)}
+    parameters = dict(zip(names, (p for g in optimizer.param_groups for p in g["params"]), strict=True))
+    part = open_part(path, "optimizer")
+    owners = {key: key.rpartition(".")[0] for key in (*part.forms, *saved["values"])}
+    known = set(owners.values()).union(*(group["params"] for group in saved["groups"]))
+    _same_names(f"{part.path} does not fit the optimizer", known, set(index))
+    like = {}
+    for key, form in part.forms.items():
+        p = parameters[owners[key]]
+        like[key] = p if is_shared_out(p) and form.shape == tuple(p.shape) else None
+    values: dict[str, Any] = part.read(like)
+    # A whole tensor that was read may be a window on the file, and is to outlive it.
+    values = {key: value if is_shared_out(value) else value.clone() for key, value in values.items()}
+    values |= saved["values"]
     state: dict[int, dict[str, Any]] = {}
     for key, value in values.items():
         name, _, what = key.rpartition(".")

@@ -43,6 +43,11 @@ class Ranks(Protocol):
         """Whether this one writes what only one may."""
         ...
 
+    @property
+    def group(self) -> Any:
+        """Their process group; None for one process."""
+        ...
+
     def gather(self, value: Any) -> list[Any]:
         """Wait for all; return everyone's value (of JSON's kinds), in order, the main one's first."""
         ...
@@ -51,7 +56,7 @@ class Ranks(Protocol):
 class Alone:
     """One process, which writes everything."""
 
-    is_main = True
+    is_main, group = True, None
 
     def gather(self, value: Any) -> list[Any]:
         """[value]"""

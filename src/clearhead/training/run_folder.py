@@ -120,8 +120,7 @@ def recipe_to_resume(new: Recipe, run: RunFolder) -> Recipe:
             f"{run.path} was started with {was}{became} and stays with it, got {now}; "
             "leave it as it was, or start a new run in another folder"
         )
-    free = {name: getattr(new.train, name) for name in ("on_nonfinite", "max_skips", "probes")}
-    old = replace(old, train=replace(old.train, **free))
+    old = replace(old, train=replace(old.train, **new.train.free()))
     fixed = replace(new.train, steps=old.train.steps, minutes=None, tokens=None)
     model = new.model.replace(vocab_size=old.model.vocab_size)
     changed = differences(old, replace(new, train=fixed, model=model))

@@ -1,0 +1,105 @@
+"""When a run is saved, where, and what stays: the newest few, the best, and milestones.
+
+    run/checkpoints/step-00001200/   all that going on needs; the newest `keep` of them
+    run/best/step-00001000/          the weights of the lowest validation loss so far
+    run/milestones/step-00001000/    the weights of every so many steps, for good
+
+With `async_save` a checkpoint is copied at once and written by a thread while training goes on, one at a
+time. It bears its name when all ranks have written their parts; what went wrong is told at the next step.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from clearhead.training.checkpoint import Content, prune, steps_in, take_content, write_content
+from clearhead.training.durable import ALONE, Ranks, remove_folder
+from clearhead.training.recipe import TrainConfig
+
+
+class Saver:
+    """Writes the checkpoints of one run; all ranks call every method at the same step."""
+
+    def __init__(
+        self, run: Path, settings: TrainConfig, note: Callable[[str], None], ranks: Ranks = ALONE
+    ) -> None:
+        self.run, self.settings, self.note, self.ranks = run, settings, note, ranks
+        self.thread: ThreadPoolExecutor | None = None
+        if settings.async_save:
+            self.thread = ThreadPoolExecutor(1, thread_name_prefix="saving")
+        self.writing: Future[None] | None = None
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: dict[str, Any],
+        *,
+        last: bool = False,
+    ) -> None:
+        """Write a checkpoint of this very moment, or begin to; the `last` one is waited for.
+
+        OSError: it could not be written, or the one before could not; with on_save_error="warn" only the
+        last one raises, and others are noted.
+        """
+        self._told(self.finish)
+        content = take_content(step, model, optimizer, state)
+        if self.thread is None or last:
+            self._told(lambda: self._write(content), must=last)
+            return
+        self.writing = self.thread.submit(self._write, content.copy())
+
+    def keep_best(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
+        """Keep the weights of this moment as the best so far, instead of those before."""
+        self._told(lambda: self._keep("best", step, model, state, alone=True))
+
+    def keep_milestone(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
+        """Keep the weights of this moment for good."""
+        self._told(lambda: self._keep("milestones", step, model, state, alone=False))
+
+    @property
+    def failed(self) -> bool:
+        """Whether the thread has ended with an error that is not told yet."""
+        return self.writing is not None and self.writing.done() and self.writing.exception() is not None
+
+    def tell(self) -> None:
+        """Raise or note what the thread died of; wait for it first."""
+        self._told(self.finish)
+
+    def finish(self) -> None:
+        """Wait for what is being written; raise what went wrong."""
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Wait for the thread, and end it."""
+        if self.thread is not None:
+            self.thread.shutdown(wait=True)
+
+    def _write(self, content: Content) -> None:
+        write_content(self.run / "checkpoints" / f"step-{content.step:08d}", content, self.ranks)
+        if self.ranks.is_main:
+            prune(self.run, content.step, self.settings.keep)
+
+    def _keep(self, where: str, step: int, model: nn.Module, state: dict[str, Any], alone: bool) -> None:
+        self.finish()  # the ranks' words must not mix with those of the thread
+        final = self.run / where / f"step-{step:08d}"
+        write_content(final, take_content(step, model, None, state), self.ranks)
+        if alone and self.ranks.is_main:
+            for former in steps_in(final.parent):
+                if former != final:
+                    remove_folder(former)
+
+    def _told(self, action: Callable[[], None], must: bool = False) -> None:
+        try:
+            action()
+        except OSError as error:
+            if must or self.settings.on_save_error == "stop":
+                raise
+            self.note(f"{error.strerror or error}; training goes on (on_save_error=warn)")
