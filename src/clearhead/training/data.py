@@ -4,7 +4,7 @@ The vocabulary is learned from the training text alone; what the model is measur
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,10 +40,14 @@ class PreparedData:
 
 
 def prepare_data(
-    data: DataConfig, run: RunFolder, note: Callable[[str], None], progress: Progress | None = None
+    data: DataConfig,
+    run: RunFolder,
+    note: Callable[[str], None],
+    progress: Progress | None = None,
+    specials: tuple[str, ...] = (END_OF_TEXT,),
 ) -> PreparedData:
     """The tokenizer and the shards of a recipe, made in the run's folder unless `source` is a prepared
-    folder.
+    folder. `specials`: the special tokens of a tokenizer that is learned.
 
     What a run has learned from stays as it is: a resumed run takes its own shards, whatever has become of the
     source. What an earlier, killed preparation finished is kept; the rest is made again. `note` hears what is
@@ -58,17 +62,24 @@ def prepare_data(
             return open_data(folder, run.tokenizer(), verify=True)
         except ValueError as error:
             note(str(error))
-    return _make_data(data, run, note, progress)
+    return _make_data(data, run, note, progress, specials)
 
 
 def _make_data(
-    data: DataConfig, run: RunFolder, note: Callable[[str], None], progress: Progress | None
+    data: DataConfig,
+    run: RunFolder,
+    note: Callable[[str], None],
+    progress: Progress | None,
+    specials: tuple[str, ...],
 ) -> PreparedData:
     reading: dict[str, Any] = {name: getattr(data, name) for name in _HOW_TEXT_IS_READ}
     corpus = open_corpus(data.source, **reading)
-    tokenizer = find_tokenizer(data, corpus, run, note, progress)
+    texts = training_text(corpus) if data.validation is None else corpus
+    tokenizer = find_tokenizer(data, texts, corpus.name, run, note, progress, specials)
     encoding = None if progress is None else partial(progress, "encode")
-    index = prepare(data.source, tokenizer, run.data, progress=encoding, **reading)
+    index = prepare(
+        data.source, tokenizer, run.data, validation=data.validation, progress=encoding, **reading
+    )
     note(
         f"{CorpusReport(**index['report']).summary()}: {index['train']['tokens']:,} tokens to learn from, "
         f"{index['validation']['tokens']:,} to validate"
@@ -78,7 +89,7 @@ def _make_data(
 
 def _check_effect(data: DataConfig, folder: Path) -> None:
     """Raise ValueError for a setting that says how text is read, where there is no text to read."""
-    for name in _HOW_TEXT_IS_READ:
+    for name in (*_HOW_TEXT_IS_READ, "validation"):
         if getattr(data, name) != getattr(DataConfig, name):
             raise ValueError(
                 f"data.{name}={getattr(data, name)!r} has no effect, {folder} is prepared already; "
@@ -105,21 +116,21 @@ def open_data(folder: Path, tokenizer: AnyTokenizer, verify: bool = False) -> Pr
 
 def find_tokenizer(
     data: DataConfig,
-    corpus: Corpus,
+    texts: Iterable[str],
+    name: str,
     run: RunFolder,
     note: Callable[[str], None],
     progress: Progress | None,
+    specials: tuple[str, ...] = (END_OF_TEXT,),
 ) -> AnyTokenizer:
-    """The tokenizer of a run that has begun, else the recipe's, else a new one."""
+    """The tokenizer of a run that has begun, else the recipe's, else a new one, learned from `texts`."""
     if run.exists():
         return run.tokenizer()
     if data.tokenizer is not None:
         return _given_tokenizer(data, data.tokenizer)
-    note(f"learning a vocabulary of {data.vocab_size} tokens from {corpus.name}")
-    vocab, merges = train_bpe(
-        training_text(corpus), data.vocab_size, (END_OF_TEXT,), data.splitter, progress=progress
-    )
-    tokenizer = Tokenizer(vocab, merges, (END_OF_TEXT,), data.splitter)
+    note(f"learning a vocabulary of {data.vocab_size} tokens from {name}")
+    vocab, merges = train_bpe(texts, data.vocab_size, specials, data.splitter, progress=progress)
+    tokenizer = Tokenizer(vocab, merges, specials, data.splitter)
     tokenizer.save(run.tokenizer_file)
     note(f"{len(merges):,} merges learned")
     return tokenizer

@@ -8,17 +8,36 @@ Bits per byte do not depend on the vocabulary, so they compare models with diffe
 compressors: a text of n bytes costs n * bits_per_byte / 8 bytes to store with the model at hand.
 """
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
+from clearhead.model.experts import Routing
 from clearhead.model.transformer import Transformer
-from clearhead.text.batches import IGNORED, evaluation_batches
+from clearhead.text.batches import IGNORED, Batch, evaluation_batches
 from clearhead.text.shards import Shards
 from clearhead.training.objectives import token_loss
+
+Forward = Callable[..., Tensor]
+"""The model as the loop calls it: compiled or wrapped, with the arithmetic of the recipe."""
+
+
+def outputs_of(forward: Forward, batch: Batch, routing: Routing | None = None) -> Float[Tensor, "B ..."]:
+    """What the model's head says of a batch: logits, numbers or vectors."""
+    return forward(
+        batch.inputs,
+        mask=batch.mask,
+        documents=batch.documents,
+        types=batch.token_types,
+        source=batch.source,
+        source_mask=batch.source_mask,
+        routing=routing,
+    )
 
 
 @dataclass(frozen=True)
@@ -31,7 +50,6 @@ class Evaluation:
     n_tokens: int
 
 
-@torch.no_grad()
 def evaluate(
     model: Transformer,
     shards: Shards,
@@ -54,26 +72,42 @@ def evaluate(
         raise ValueError(f"max_tokens={max_tokens} must be at least 1, or None for all of the split")
     context_length = model.config.max_len if context_length is None else context_length
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     total, count = 0.0, 0
-    try:
+    with evaluating(model):
         for batch in evaluation_batches(shards, batch_size, context_length, document_mask, stride):
             if max_tokens is not None:
                 keep_first(batch.targets, max_tokens - count)
-            documents = None if batch.documents is None else batch.documents.to(device)
-            logits = model(batch.inputs.to(device), documents=documents)
-            loss, n = token_loss(logits, batch.targets.to(device))
+            batch = batch.to(device)
+            loss, n = token_loss(outputs_of(model, batch), batch.targets)
             total, count = total + loss.item(), count + int(n)
             if max_tokens is not None and count >= max_tokens:
                 break
-    finally:
-        model.train(was_training)
     if count == 0:
         raise ValueError(f"a split of {shards.n_tokens} tokens has nothing to predict; it needs at least 2")
     loss = total / count
     tokens_per_byte = shards.n_tokens / max(shards.text_bytes, 1)
-    return Evaluation(loss, math.exp(min(loss, 700.0)), loss / math.log(2) * tokens_per_byte, count)
+    return Evaluation(loss, perplexity(loss), loss / math.log(2) * tokens_per_byte, count)
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off and no gradients; afterwards the training mode is as before."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def perplexity(loss: float) -> float:
+    """e^loss, and e^700 for what a float does not hold.
+
+    >>> round(perplexity(math.log(50)), 6)
+    50.0
+    """
+    return math.exp(min(loss, 700.0))
 
 
 def keep_first(targets: Int[Tensor, "B T"], n: int) -> None:

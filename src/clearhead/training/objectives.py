@@ -111,12 +111,21 @@ def span_loss(
     of the starts and half of the ends. A place beyond the row's real tokens (`mask` True; None: all are) asks
     for nothing, nor does -100. Padding gets no probability, so that its amount changes nothing.
     """
-    length = logits.shape[1]
-    real = logits.new_ones(logits.shape[:2], dtype=torch.bool) if mask is None else mask
-    inside = (spans < length) & real.gather(1, spans.clamp(0, length - 1))
-    closed = ~real & real.any(1, keepdim=True)
-    places = logits.masked_fill(closed[..., None], -torch.inf).transpose(1, 2)
-    return token_loss(places, spans.where(inside, IGNORE))
+    places = logits.transpose(1, 2)
+    if mask is not None:
+        closed = ~mask & mask.any(1, keepdim=True)
+        places = places.masked_fill(closed[:, None], -torch.inf)
+    return token_loss(places, real_spans(spans, mask, logits.shape[1]))
+
+
+def real_spans(
+    spans: Int[Tensor, "B 2"], mask: Bool[Tensor, "B T"] | None, length: int
+) -> Int[Tensor, "B 2"]:
+    """The places of `spans` that are real tokens of rows of this length; the others become -100."""
+    inside = spans < length
+    if mask is not None:
+        inside &= mask.gather(1, spans.clamp(0, length - 1))
+    return spans.where(inside, IGNORE)
 
 
 def contrastive_loss(
