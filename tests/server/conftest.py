@@ -1,9 +1,12 @@
 """What the server's tests share: models that are being served on a port of their own."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from browsing import CHROMIUM, FLAGS, Open
 from torch import nn
 
 from clearhead.text.bpe import train_bpe
@@ -47,3 +50,24 @@ def serve() -> Iterator[Serve]:
 def served(serve: Serve, tokenizer: Tokenizer) -> Served:
     """A tiny decoder that is being served: `served.base_url`."""
     return serve(tiny_decoder(tokenizer.vocab_size), tokenizer, TEXT, name="tiny decoder")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, once."""
+    if not Path(CHROMIUM).exists():
+        pytest.skip(f"there is no {CHROMIUM}; apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield (chromium := playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS))
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """A way to open pages. What they complain about fails the test at its end."""
+    opener = Open(browser)
+    yield opener
+    opener.close()
+    assert opener.complaints == []
