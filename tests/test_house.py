@@ -22,10 +22,11 @@ FILES = {
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
     "training": """scores objectives masking lora schedules optim muon average spikes activations memory demands recipe
-        durable tensor_files checkpoint saver run_folder data evaluate start tasks report probe machine
+        durable tensor_files checkpoint saver run_folder data evaluate example_data example_tasks tasks start
+        report probe machine
         tensor_parallel parallel ahead loop demo""",
     "inspector": "record trace provenance spelling manifest views kept anatomy growth passes sweeps",
-    "server": "wire run_view reading sides summary session streams saved export guard app runs look",
+    "server": "wire page_files run_view reading sides summary session streams saved export guard app runs look",
 }
 
 FAMILIES = [

@@ -64,6 +64,7 @@ SERVES: dict[str, tuple[Objective, ...]] = {
     "data.document_separator": _RUNNING,
     "data.strict": _RUNNING,
     "data.target": _PAIRS,
+    "data.validation_target": _PAIRS,
     "data.target_field": _PAIRS,
     "data.label_field": _LABELLED,
     "data.second_field": _LABELLED,

@@ -39,6 +39,7 @@ class DataConfig:
     form: Form = "text"  # running text, or conversations (.jsonl) of which the answers are learned
     validation: str | None = None  # what to measure on; None: a part of source, chosen by its content
     target: str | None = None  # pairs: the file whose lines are the counterparts of those in source
+    validation_target: str | None = None  # and those of the lines in validation
     target_field: str | None = None  # pairs in one file: the counterpart's field; the text's is `field`
     label_field: str = "label"  # labelled texts: the column or field of the label
     second_field: str | None = None  # and of a second text, when it is about two

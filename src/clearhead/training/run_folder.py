@@ -19,6 +19,7 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.training.checkpoint import load_checkpoint
+from clearhead.training.demands import fit_head
 from clearhead.training.recipe import (
     Recipe,
     differences,
@@ -32,6 +33,8 @@ from clearhead.training.recipe import (
 
 class RunFolder:
     """The paths of one run, and what can be read back from them."""
+
+    begun = False  # said of a run that another process is about to begin, once its data are prepared
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -49,7 +52,7 @@ class RunFolder:
 
     def exists(self) -> bool:
         """Whether a run was started here."""
-        return self.recipe_file.is_file()
+        return self.begun or self.recipe_file.is_file()
 
     def recipe(self) -> Recipe:
         """The recipe this run was started with."""
@@ -122,7 +125,8 @@ def recipe_to_resume(new: Recipe, run: RunFolder) -> Recipe:
         )
     old = replace(old, train=replace(old.train, **new.train.free()))
     fixed = replace(new.train, steps=old.train.steps, minutes=None, tokens=None)
-    model = new.model.replace(vocab_size=old.model.vocab_size)
+    model = fit_head(new.model, new.train.objective, old.model.n_labels)
+    model = model.replace(vocab_size=old.model.vocab_size)
     changed = differences(old, replace(new, train=fixed, model=model))
     if changed:
         raise ValueError(

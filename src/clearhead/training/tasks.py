@@ -1,40 +1,58 @@
 """What a model learns, and from which examples.
 
 A task gives the batches of a run, each a pure function of its number, the loss of a batch as a sum over its
-targets, and what the model is worth on examples it has not seen. The loop knows nothing else of it:
+targets, and what the model is worth on examples it has not seen. The loop knows nothing else of it. Here are
+the two that learn from running text, cut into windows of one length; the others are in example_tasks.py.
 
-    task         model (shape, head)     a target is
-    NextToken    decoder, lm             the token that follows
+    NextToken    a decoder learns the token that follows
+    Masked       an encoder learns the tokens that were hidden
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.generation.decode import generate
 from clearhead.model.experts import Routing
 from clearhead.model.transformer import Transformer
-from clearhead.text.batches import IGNORED, Batch, Batches
+from clearhead.text.batches import IGNORED, Batch, Batches, evaluation_batches
 from clearhead.text.counting import Progress
 from clearhead.text.foreign import AnyTokenizer
-from clearhead.training.data import PreparedData, prepare_data
-from clearhead.training.evaluate import evaluate
+from clearhead.text.frame import role
+from clearhead.training.data import END_OF_TEXT, PreparedData, prepare_data
+from clearhead.training.demands import DEMANDS, Objective, fit_head
+from clearhead.training.evaluate import Forward, evaluate, evaluating, outputs_of, perplexity
+from clearhead.training.example_data import prepare_examples
+from clearhead.training.example_tasks import (
+    Answers,
+    Classes,
+    Contrastive,
+    ExampleTask,
+    Regression,
+    SeveralLabels,
+    Spans,
+    TokenLabels,
+    Translation,
+)
+from clearhead.training.masking import mask_samples
 from clearhead.training.objectives import token_loss
 from clearhead.training.recipe import Recipe, TrainConfig, with_vocabulary
 from clearhead.training.run_folder import RunFolder
 
-Forward = Callable[..., Tensor]
-"""The model as the loop calls it: compiled or wrapped, with the arithmetic of the recipe."""
+MASK = "<mask>"  # the special token that hides another, in a vocabulary that is learned for it
 
 
+@runtime_checkable
 class Task(Protocol):
     """What a model learns, and from which examples."""
 
     tokenizer: AnyTokenizer
     fingerprint: str  # names the very bytes of the training examples
-    targets_per_batch: int  # how many targets a batch has at most
+    targets_per_batch: int  # how many targets a batch has, on average
 
     def batch(self, index: int, part: int = 0, parts: int = 1) -> Batch:
         """Batch number `index` of the run, or of its rows the `part`-th of `parts` equal shares."""
@@ -84,8 +102,8 @@ class NextToken:
         return int((batch.targets != IGNORED).sum())
 
     def loss(self, forward: Forward, batch: Batch, routing: Routing | None = None) -> Float[Tensor, ""]:
-        logits = forward(batch.inputs, documents=batch.documents, routing=routing)
-        return token_loss(logits, batch.targets)[0]
+        logits = outputs_of(forward, batch, routing)
+        return token_loss(logits, batch.targets, self.settings.label_smoothing)[0]
 
     def evaluate(self, model: Transformer, whole: bool) -> dict[str, float]:
         settings = self.settings
@@ -117,13 +135,119 @@ class NextToken:
         return settings.sample_prompt + str(text)
 
 
+class Masked:
+    """An encoder learns tokens that were hidden from it, from both sides: loss = -log p(what was there).
+
+    On validation text the same tokens are hidden at every look, whatever the seed.
+    """
+
+    def __init__(self, data: PreparedData, settings: TrainConfig) -> None:
+        self.data, self.settings = data, settings
+        self.tokenizer, self.fingerprint = data.tokenizer, data.fingerprint
+        found = role(data.tokenizer, "mask")
+        if found is None:
+            raise ValueError(
+                "train.objective='masked' needs a tokenizer with a token that hides others, such as "
+                f"{MASK} or [MASK]; leave data.tokenizer away and one is learned"
+            )
+        self.mask_id = found
+        self.special = torch.tensor(sorted(data.tokenizer.special_tokens.values()))
+        windows = settings.batch_size * settings.context_length
+        self.targets_per_batch = max(1, round(settings.mask_share * windows))
+        self.batches = Batches(
+            data.train,
+            settings.batch_size,
+            settings.context_length,
+            seed=settings.seed,
+            document_mask=settings.document_mask,
+        )
+
+    def batch(self, index: int, part: int = 0, parts: int = 1) -> Batch:
+        rows = self.settings.batch_size // parts
+        windows = self.batches.samples(index * self.settings.batch_size + part * rows, rows)
+        return self._hide(windows, self.settings.seed)
+
+    def n_targets(self, batch: Batch) -> int:
+        return int((batch.targets != IGNORED).sum())
+
+    def loss(self, forward: Forward, batch: Batch, routing: Routing | None = None) -> Float[Tensor, ""]:
+        logits = outputs_of(forward, batch, routing)
+        return token_loss(logits, batch.targets, self.settings.label_smoothing)[0]
+
+    def evaluate(self, model: Transformer, whole: bool) -> dict[str, float]:
+        device = next(model.parameters()).device
+        length, shards = self.settings.context_length, self.data.validation
+        lead = 0 if shards.end_of_text is None else 1  # the token that stands before the first
+        total, count, right, seen = 0.0, 0, 0, 0
+        with evaluating(model):
+            for windows in evaluation_batches(
+                shards, self.settings.batch_size, length, self.settings.document_mask
+            ):
+                places = windows.first_sample * length + torch.arange(windows.inputs.numel())
+                real = (places < shards.n_tokens + lead).view(windows.inputs.shape)
+                batch = self._hide(replace(windows, mask=real), seed=0).to(device)
+                logits = outputs_of(model, batch)
+                loss, n = token_loss(logits, batch.targets)
+                total, count, seen = total + loss.item(), count + int(n), seen + int(real.sum())
+                right += int((logits.argmax(-1) == batch.targets).sum())
+                if not whole and seen >= self.settings.eval_tokens:
+                    break
+        loss = total / max(count, 1)
+        accuracy = right / max(count, 1)
+        return {"validation_loss": loss, "perplexity": perplexity(loss), "accuracy": accuracy}
+
+    def sample(self, model: Transformer) -> None:
+        return None
+
+    def _hide(self, windows: Batch, seed: int) -> Batch:
+        special = torch.isin(windows.inputs, self.special)
+        if windows.mask is not None:
+            special |= ~windows.mask
+        inputs, targets = mask_samples(
+            windows.inputs,
+            special,
+            self.mask_id,
+            self.tokenizer.vocab_size,
+            self.settings.mask_share,
+            seed,
+            windows.first_sample,
+        )
+        return replace(windows, inputs=inputs, targets=targets)
+
+
+EXAMPLE_TASKS: dict[Objective, type[ExampleTask]] = {
+    "next_token": Answers,
+    "translation": Translation,
+    "classes": Classes,
+    "several_labels": SeveralLabels,
+    "regression": Regression,
+    "token_labels": TokenLabels,
+    "span": Spans,
+    "contrastive": Contrastive,
+}
+
+
 def make_task(
     recipe: Recipe, run: RunFolder, note: Callable[[str], None], progress: Progress | None = None
 ) -> tuple[Task, Recipe]:
-    """The task of a recipe, its data prepared; and the recipe with the sizes that follow from the data."""
-    data = prepare_data(recipe.data, run, note, progress)
-    recipe = fit_vocabulary(recipe, data.tokenizer)
-    return NextToken(data, recipe.train), recipe
+    """The task of a recipe, its data prepared; and the recipe with the head and the sizes that follow.
+
+    Where the examples have labels, their names are written into the run's folder.
+    """
+    objective = recipe.train.objective
+    if DEMANDS[objective].examples == "text" and recipe.data.form == "text":
+        specials = (END_OF_TEXT, MASK) if objective == "masked" else (END_OF_TEXT,)
+        data = prepare_data(recipe.data, run, note, progress, specials)
+        recipe = fit_vocabulary(recipe, data.tokenizer)
+        recipe = replace(recipe, model=fit_head(recipe.model, objective))
+        return (Masked if objective == "masked" else NextToken)(data, recipe.train), recipe
+    examples = prepare_examples(recipe, run, note, progress)
+    recipe = fit_vocabulary(recipe, examples.tokenizer)
+    n_labels = 1 if objective == "regression" else len(examples.labels)
+    recipe = replace(recipe, model=fit_head(recipe.model, objective, n_labels))
+    if examples.labels:
+        run.write_labels(examples.labels)
+    return EXAMPLE_TASKS[objective](examples, recipe.train), recipe
 
 
 def fit_vocabulary(recipe: Recipe, tokenizer: AnyTokenizer) -> Recipe:
