@@ -26,6 +26,7 @@ from tyro.conf import AvoidSubcommands, Positional, arg
 
 from clearhead.cli_models import VERBS as MODEL_VERBS
 from clearhead.cli_models import open_model, open_speaker
+from clearhead.cli_tasks import VERBS as TASK_VERBS
 from clearhead.training.recipe import Recipe, find_recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -388,6 +389,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "demo": demo,
     "show": show,
+    **TASK_VERBS,
     **MODEL_VERBS,
 }
 
