@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 if sys.platform == "win32":
     import msvcrt
@@ -35,6 +35,7 @@ FORMAT = 1
 ASIDE = ".replaced-"  # the former folder of a name, until the new one bears it
 
 
+@runtime_checkable
 class Ranks(Protocol):
     """The processes that write a folder together."""
 
