@@ -25,7 +25,7 @@ from clearhead.text.normalise import pad_batch
 class PaddedBatches:
     """The batches of a run over `rows`, without end: `batch(index)` for index 0, 1, 2, ...
 
-    pad, source_pad: the ids that fill up `inputs` and `source`; the masks are False there, targets -100.
+    pad_id, source_pad_id: what fills up `inputs` and `source`; the masks are False there, targets -100.
     bucket: how many batches are sorted together; 1 sorts nothing. vocab_size, source_vocab_size: an id
         that is not below is a ValueError before anything is learned.
 
@@ -37,9 +37,9 @@ class PaddedBatches:
         rows: Sequence[Encoded],
         batch_size: int,
         seed: int = 0,
-        pad: int = 0,
+        pad_id: int = 0,
         *,
-        source_pad: int | None = None,
+        source_pad_id: int | None = None,
         bucket: int = 64,
         vocab_size: int | None = None,
         source_vocab_size: int | None = None,
@@ -49,7 +49,7 @@ class PaddedBatches:
         if not rows:
             raise ValueError("there are no examples to make batches of")
         self.rows, self.batch_size, self.seed, self.bucket = rows, batch_size, seed, bucket
-        self.pad, self.source_pad = pad, pad if source_pad is None else source_pad
+        self.pad_id, self.source_pad_id = pad_id, pad_id if source_pad_id is None else source_pad_id
         self.typed = any(row.token_types is not None for row in rows)
         self.lengths = np.array([max(len(row.inputs), len(row.source or ())) for row in rows])
         sided = source_vocab_size if source_vocab_size is not None else vocab_size
@@ -96,11 +96,11 @@ class PaddedBatches:
         import torch
 
         rows = [self.rows[number] for number in chosen]
-        inputs, mask = pad_batch([row.inputs for row in rows], self.pad)
+        inputs, mask = pad_batch([row.inputs for row in rows], self.pad_id)
         arrays: dict[str, np.ndarray] = {"inputs": inputs, "mask": mask, "targets": _targets(rows)}
         if rows[0].source is not None:
             sources = [row.source or [] for row in rows]
-            arrays["source"], arrays["source_mask"] = pad_batch(sources, self.source_pad)
+            arrays["source"], arrays["source_mask"] = pad_batch(sources, self.source_pad_id)
         if self.typed:
             arrays["token_types"], _ = pad_batch(
                 [row.token_types or [0] * len(row.inputs) for row in rows], 0
@@ -110,9 +110,7 @@ class PaddedBatches:
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
-            head = (
-                -epoch * len(self.rows) % self.batch_size
-            )  # what fills the batch that began in the last epoch
+            head = -epoch * len(self.rows) % self.batch_size
             order = _epoch_order(self.lengths, self.batch_size, self.bucket, self.seed, epoch, head)
             self._orders = {key: kept for key, kept in self._orders.items() if key == epoch - 1}
             self._orders[epoch] = order
@@ -122,7 +120,7 @@ class PaddedBatches:
 def _epoch_order(
     lengths: np.ndarray, batch_size: int, bucket: int, seed: int, epoch: int, head: int
 ) -> np.ndarray:
-    """All numbers below len(lengths): `head` of any length, whole batches of like length, and what is left."""
+    """The numbers of all rows: `head` of any length, whole batches of like length, and what is left."""
     n = len(lengths)
     shuffled = permutation(np.arange(n), n, seed, epoch)
     head = min(head, n)
@@ -139,7 +137,7 @@ def _epoch_order(
 
 
 def _targets(rows: Sequence[Encoded]) -> np.ndarray:
-    """Targets as one array: ids or tags filled with -100, several numbers a row, classes, numbers or spans."""
+    """Targets as one array: ids or tags filled with -100, rows of numbers, classes, numbers or spans."""
     targets: list[Any] = [row.targets for row in rows]
     if not isinstance(targets[0], list):
         return np.array(targets, np.float32 if isinstance(targets[0], float) else np.int64)
