@@ -88,29 +88,79 @@ class ChatTemplate:
 
         The template's special tokens become their ids, those that stand in a message stay text.
         """
-        specials = sorted(tokenizer.special_tokens, key=len, reverse=True)
-        one_of = "|".join(map(re.escape, specials)) or r"(?!)"
-        left, right = _unused(messages)
+        marked, marks = _mark(messages, tokenizer)
+        return _ids(self.render(marked, **options), tokenizer, marks)
 
-        def mark(value: Any) -> Any:
-            if isinstance(value, str):
-                return re.sub(one_of, lambda found: left + found[0] + right, value)
-            if isinstance(value, Mapping):
-                return {key: mark(part) for key, part in value.items()}
-            return [mark(part) for part in value] if isinstance(value, list | tuple) else value
+    def encode_answers(
+        self, messages: Sequence[Message], tokenizer: AnyTokenizer, **options: Any
+    ) -> tuple[list[int], list[bool]]:
+        """Return the conversation as token ids, and which of them are the assistant's answers.
 
-        text = self.render(mark(list(messages)), **options)
-        if left not in text and right not in text:
-            return tokenizer.encode(text)
+        An answer is what follows the generation prompt, up to the special token that ends it. Prompt and
+        answer are encoded apart, as they are when a model answers. A template that writes what came before
+        an answer differently once it is given is a ValueError: no position would be that of a real turn.
+        """
+        marked, marks = _mark(messages, tokenizer)
+        closed = {"add_generation_prompt": False, **options}
+        whole, done = self.render(marked, **closed), 0
         ids: list[int] = []
-        ordinary = ""
-        for part, token in _cut(text, re.compile(f"(?s){left}(?:{one_of}){right}|({one_of})")):
-            ordinary += part
-            if token is not None:
-                ids += tokenizer.encode(re.sub(f"[{left}{right}]", "", ordinary), specials="text")
-                ids.append(tokenizer.special_tokens[token])
-                ordinary = ""
-        return ids + tokenizer.encode(re.sub(f"[{left}{right}]", "", ordinary), specials="text")
+        answers: list[bool] = []
+
+        def add(end: int, answer: bool) -> None:
+            nonlocal done
+            part = _ids(whole[done:end], tokenizer, marks)
+            ids.extend(part)
+            answers.extend([answer] * len(part))
+            done = end
+
+        for number, message in enumerate(marked):
+            if message.get("role") != "assistant" or not number:  # what comes first answers nothing
+                continue
+            prompt = self.render(marked[:number], **options)
+            turn = self.render(marked[: number + 1], **closed)
+            if not (turn.startswith(prompt) and whole.startswith(turn) and done <= len(prompt)):
+                raise ValueError(
+                    f"the chat template writes what comes before messages[{number}] differently once it is "
+                    "answered; give a template that only adds"
+                )
+            add(len(prompt), False)
+            ended = len(turn.rstrip())
+            special = any(turn[:ended].endswith(text) for text in tokenizer.special_tokens)
+            add(ended if special and ended > done else len(turn), True)
+        add(len(whole), False)
+        return ids, answers
+
+
+def _mark(messages: Sequence[Message], tokenizer: AnyTokenizer) -> tuple[list[Any], tuple[str, str, str]]:
+    """The messages with marks around what would be special tokens; the marks, and a pattern of those."""
+    specials = sorted(tokenizer.special_tokens, key=len, reverse=True)
+    one_of = "|".join(map(re.escape, specials)) or r"(?!)"
+    left, right = _unused(messages)
+
+    def mark(value: Any) -> Any:
+        if isinstance(value, str):
+            return re.sub(one_of, lambda found: left + found[0] + right, value)
+        if isinstance(value, Mapping):
+            return {key: mark(part) for key, part in value.items()}
+        return [mark(part) for part in value] if isinstance(value, list | tuple) else value
+
+    return mark(list(messages)), (left, right, one_of)
+
+
+def _ids(text: str, tokenizer: AnyTokenizer, marks: tuple[str, str, str]) -> list[int]:
+    """The ids of a rendered conversation: what is marked is text, special tokens elsewhere are themselves."""
+    left, right, one_of = marks
+    if left not in text and right not in text:
+        return tokenizer.encode(text)
+    ids: list[int] = []
+    ordinary = ""
+    for part, token in _cut(text, re.compile(f"(?s){left}(?:{one_of}){right}|({one_of})")):
+        ordinary += part
+        if token is not None:
+            ids += tokenizer.encode(re.sub(f"[{left}{right}]", "", ordinary), specials="text")
+            ids.append(tokenizer.special_tokens[token])
+            ordinary = ""
+    return ids + tokenizer.encode(re.sub(f"[{left}{right}]", "", ordinary), specials="text")
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

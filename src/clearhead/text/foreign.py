@@ -113,7 +113,7 @@ class ForeignTokenizer:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ForeignTokenizer):
             return NotImplemented
-        return self.fingerprint == other.fingerprint and self._frame == other._frame
+        return self.fingerprint == other.fingerprint and self.around == other.around
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
@@ -156,12 +156,20 @@ class ForeignTokenizer:
 
         truncate: the most ids, those around included; the end of the text is cut.
         """
-        return frame(self.encode(text, specials), *self._frame, truncate)
+        return frame(self.encode(text, specials), *self.around, truncate)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Return the ids of two texts as the model expects a pair, and which of the two each belongs to."""
         encoding = _run(self._library.encode, mend_surrogates(first), mend_surrogates(second))
         return encoding.ids, encoding.type_ids
+
+    def encode_offsets(self, text: str, specials: str = "text") -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of `text` and which of its characters [start, end) each stands for."""
+        if specials not in ("token", "text"):
+            raise ValueError(f"specials is 'token' or 'text', not {specials!r}")
+        library = self._plain if specials == "text" else self._library
+        encoding = _run(library.encode, mend_surrogates(text), add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def encode_padded(
         self,
@@ -177,8 +185,8 @@ class ForeignTokenizer:
         specials: str = "token",
     ) -> tuple[Int64[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
         """Return the ids of sentences as rows of one width, and the mask; the options of `Tokenizer`'s."""
-        before = list(self._frame[0]) if begin is None else [self.special_id(text) for text in begin]
-        after = list(self._frame[1]) if end is None else [self.special_id(text) for text in end]
+        before = list(self.around[0]) if begin is None else [self.special_id(text) for text in begin]
+        after = list(self.around[1]) if end is None else [self.special_id(text) for text in end]
         rows = self.encode_batch(texts, specials)
         return pad_sentences(rows, before, after, self.special_id(pad), side, truncate, keep, width)
 
@@ -194,7 +202,7 @@ class ForeignTokenizer:
         return _build(_without(self._data, self._specials))
 
     @cached_property
-    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ids before and after a sentence, found by looking at one."""
         bare = _run(self._library.encode, "a", add_special_tokens=False).ids
         framed = _run(self._library.encode, "a").ids

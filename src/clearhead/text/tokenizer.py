@@ -196,9 +196,32 @@ class Tokenizer:
 
         truncate: the most ids, those around included; the end of the text is cut.
         """
-        before = [self._specials[token] for token in self._definition.begin]
-        after = [self._specials[token] for token in self._definition.end]
-        return frame(self.encode(text, specials), before, after, truncate)
+        return frame(self.encode(text, specials), *self.around, truncate)
+
+    @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids before and after a sentence: the tokenizer's own `begin` and `end`."""
+        begin, end = self._definition.begin, self._definition.end
+        return tuple(self._specials[text] for text in begin), tuple(self._specials[text] for text in end)
+
+    def encode_offsets(self, text: str, specials: str = "text") -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of `text` and which of its characters [start, end) each stands for.
+
+        A character that is cut by two tokens belongs to both. A tokenizer that normalises is a ValueError:
+        its tokens are those of another text.
+        """
+        if self._definition.normalise:
+            steps = ", ".join(self._definition.normalise)
+            raise ValueError(f"this tokenizer changes the text ({steps}): tokens have no places in it")
+        text = mend_surrogates(text)
+        ids = self.encode(text, specials)
+        begins = (np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80  # 10xxxxxx continues a character
+        character = (np.cumsum(begins) - 1).tolist()
+        ends = np.cumsum([len(self._vocab[token]) for token in ids], dtype=np.int64).tolist()
+        starts = [0, *ends[:-1]]
+        return ids, [
+            (character[start], character[end - 1] + 1) for start, end in zip(starts, ends, strict=False)
+        ]
 
     def encode_array(self, text: str, specials: str = "text") -> UInt[np.ndarray, " T"]:
         """Return the ids as uint16, or as uint32 if the vocabulary is larger: the quickest way to many ids.
