@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.model.transformer import Block
-from clearhead.training.durable import ALONE, Ranks
+from clearhead.training.durable import ALONE, Ranks, lock_run
 from clearhead.training.machine import find_device
 from clearhead.training.optim import clip_gradients
 from clearhead.training.recipe import TrainConfig
@@ -67,9 +68,9 @@ class Single:
     def __init__(self, settings: TrainConfig) -> None:
         self.device = find_device(settings.device)
 
-    def main_first(self, action: Callable[[], T]) -> T:
-        """What `action` returns. Others would wait until the main rank has written what they then read."""
-        return action()
+    def main_first(self, action: Callable[[bool], T], share: Callable[[T], object]) -> T:
+        """action(True). Other ranks wait for that, and for `share` of it, then call action(False)."""
+        return action(True)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Move the model to the device; return what is to be called in its stead."""
@@ -175,16 +176,17 @@ class Distributed:
         self.shares_weights = settings.parallel == "fsdp"
         self.met = 0
 
-    def main_first(self, action: Callable[[], T]) -> T:
+    def main_first(self, action: Callable[[bool], T], share: Callable[[T], object]) -> T:
         self.met += 1
         key = f"main was first {self.met}"
         if not self.is_main:
             self.store.wait([key], timedelta(days=30))  # preparing data may take long
             if told := self.store.get(key).decode():
                 raise ValueError(f"rank 0 stopped: {told}")
-            return action()
+            return action(False)
         try:
-            result = action()
+            result = action(True)
+            share(result)
         except BaseException as error:
             self.store.set(key, str(error) or type(error).__name__)
             raise
@@ -365,11 +367,21 @@ def find_place(environment: Mapping[str, str]) -> dict[str, str] | None:
     return {**place, "MASTER_ADDR": environment["MASTER_ADDR"], "MASTER_PORT": port}
 
 
-@contextmanager
-def start_parallel(settings: TrainConfig, note: Callable[[str], None]) -> Iterator[Single | Distributed]:
-    """Meet the other ranks, if there are any; part from them at the end, also after an error.
+def was_restarted() -> bool:
+    """Whether torchrun or Slurm has started this job anew after a failure: it is then to go on by itself."""
+    names = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return any(int(os.environ.get(name) or "0") > 0 for name in names)
 
-    ValueError: settings that need several ranks and have one, or do not go together.
+
+@contextmanager
+def start_parallel(
+    settings: TrainConfig, run: Path, note: Callable[[str], None]
+) -> Iterator[Single | Distributed]:
+    """Meet the other ranks, if there are any, and hold the run's folder; part from them at the end, also
+    after an error.
+
+    ValueError: settings that need several ranks and have one, or do not go together. BlockingIOError: another
+    process holds the folder.
     """
     place = find_place(os.environ)
     if place is None:
@@ -379,7 +391,9 @@ def start_parallel(settings: TrainConfig, note: Callable[[str], None]) -> Iterat
                 f"train.tensor_parallel={settings.tensor_parallel} are for several processes, and this is one"
                 "; start it by `clearhead launch`, or leave them away"
             )
-        yield Single(settings)
+        single = Single(settings)
+        with lock_run(run):
+            yield single
         return
     alone = int(place["WORLD_SIZE"]) == 1 and settings.parallel == "auto"
     if settings.parallel == "auto" and not alone:
@@ -388,6 +402,7 @@ def start_parallel(settings: TrainConfig, note: Callable[[str], None]) -> Iterat
         note(f"parallel=auto: {chosen}, {place['WORLD_SIZE']} ranks")
     parallel = Single(settings) if alone else Distributed(settings, place)
     try:
-        yield parallel
+        with lock_run(run) if parallel.is_main else nullcontext():
+            yield parallel
     finally:
         parallel.close()
