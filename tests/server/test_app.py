@@ -17,7 +17,7 @@ import torch
 
 from clearhead.generation.decode import generate
 from clearhead.server import guard
-from clearhead.server.app import find_file
+from clearhead.server.page_files import PAGE, find_file
 from clearhead.text.tokenizer import Tokenizer
 from reference.zoo import Foreign, animal
 from serving import TEXT, Serve, Served, tiny_decoder, unpack
@@ -357,7 +357,7 @@ def test_a_link_out_of_the_page_is_not_followed(monkeypatch: pytest.MonkeyPatch,
     root.mkdir()
     (root / "inside.js").write_text("fine", encoding="utf-8")
     (root / "link.js").symlink_to(tmp_path / "outside.js")
-    monkeypatch.setattr("clearhead.server.app.PAGE", root)
+    monkeypatch.setattr("clearhead.server.page_files.PAGE", root)
     assert find_file("inside.js").name == "inside.js"
     with pytest.raises(KeyError):
         find_file("link.js")
@@ -668,7 +668,7 @@ def test_a_foreign_module_is_served(serve: Serve) -> None:
 
 def test_the_page_folder_is_complete() -> None:
     """index.html has the two places that the server fills in."""
-    from clearhead.server.app import FIRST, META, PAGE
+    from clearhead.server.app import FIRST, META
 
     text = (PAGE / "index.html").read_text(encoding="utf-8")
     assert text.count(META) == 1 and text.count(FIRST) == 1

@@ -33,10 +33,8 @@ pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "src" / "clearhead" / "server" / "page"
 IDS = "3 14 15 9 26 5 14 15"
-ARRIVED = """module("store").then(({ app: { state: { cell } } }) =>
+ARRIVED = """import("/page/store.js").then(({ app: { state: { cell } } }) =>
     document.getElementById("cell-name")?.textContent === `${cell.name}[${cell.index.join(", ")}]`)"""
-MODULE = """window.module = (name) =>
-    import(new URL(`${name}.js`, document.querySelector("script[type=module][src]").src))"""
 REFUSED = "console: Failed to load resource: the server responded with a status of 400 (Bad Request)"
 
 
@@ -57,7 +55,7 @@ def zoo(serve: Serve) -> Callable[[str], Served]:
 
 def go_to(page: Any, name: str, index: list[int]) -> None:
     """Show one number."""
-    page.evaluate("([name, index]) => module('store').then(({ show }) => show(name, index))", [name, index])
+    page.evaluate("([name, index]) => import('/page/store.js').then(({ show }) => show(name, index))", [name, index])
     until(
         page,
         "text => document.getElementById('cell-name')?.textContent === text",
@@ -113,7 +111,7 @@ def test_any_model_opens_and_its_numbers_are_the_recorded_ones(name: str, zoo: A
     answers = page.evaluate(
         """async (places) => {
             const [{ recompute }, api, { app }] = await Promise.all(
-                ["ops", "api", "store"].map((name) => module(name)));
+                ["ops", "api", "store"].map((name) => import(`/page/${name}.js`)));
             const answers = [];
             for (let k = 0; k < places.length; k += 20) {
                 const some = places.slice(k, k + 20);
@@ -215,7 +213,7 @@ def test_a_text_is_the_number_and_not_its_picture(served: Served, open_page: Ope
             page,
             f"document.getElementById('cell-name')?.textContent.endsWith('[0, 0, {place[:2]}, {place[3:]}]')",
         )
-        wanted = page.evaluate("(x) => module('dom').then(({ brief }) => brief(x))", value)
+        wanted = page.evaluate("(x) => import('/page/dom.js').then(({ brief }) => brief(x))", value)
         assert page.inner_text("#step-grid-cell").endswith(f": {wanted}")
         page.keyboard.press("ArrowRight")
 
@@ -223,7 +221,7 @@ def test_a_text_is_the_number_and_not_its_picture(served: Served, open_page: Ope
 def test_ids_and_bytes_are_those_of_the_text(served: Served, open_page: Open) -> None:
     """Invariant 2: the ids on the map are what the model was given, and their bytes are the text's."""
     page = open_page(served)
-    pieces = page.evaluate("module('store').then(({ app }) => app.trace.pieces)")
+    pieces = page.evaluate("import('/page/store.js').then(({ app }) => app.trace.pieces)")
     assert served.tokenizer is not None
     assert [piece["id"] for piece in pieces] == served.tokenizer.encode(TEXT)
     assert bytes.fromhex("".join(piece["bytes"] for piece in pieces)) == TEXT.encode()
@@ -240,7 +238,7 @@ def test_the_embedding_strip_is_the_row_of_the_table(served: Served, open_page: 
     weight = served.model.get_parameter("embed.weight")
     strip = page.evaluate(
         """async () => {
-            const [api, { app }] = await Promise.all(["api", "store"].map((n) => module(n)));
+            const [api, { app }] = await Promise.all(["api", "store"].map((n) => import(`/page/${n}.js`)));
             const x = await api.slice(app.trace.id, "embed", "0,:,:");
             return [app.trace.pieces.map((piece) => piece.id), [...x.data]];
         }"""
@@ -254,7 +252,7 @@ def test_the_last_row_of_the_map_is_what_the_model_says(served: Served, open_pag
     """
     page = open_page(served)
     ids, p, logits = page.evaluate(
-        """module("store").then(({ app }) => {
+        """import("/page/store.js").then(({ app }) => {
             const { trace } = app;
             const n = trace.pieces.length;
             const last = (name) => [...trace[name].data.slice(-n)];
@@ -391,7 +389,7 @@ def test_sampling_is_that_of_generate(served: Served, open_page: Open) -> None:
         cases.append((logits, settings, [3, 7, 7, 20]))
     for logits, settings, seen in cases:
         got = page.evaluate(
-            """([logits, settings, seen]) => module("sample").then(
+            """([logits, settings, seen]) => import("/page/sample.js").then(
                 ({ pipeline }) => [...pipeline(logits, settings, seen).after])""",
             [logits.tolist(), settings, seen],
         )
@@ -413,7 +411,7 @@ def test_the_draw_follows_the_probabilities(served: Served, open_page: Open) -> 
     page = open_page(served)
     p = [0.5, 0.25, 0.15, 0.1, 0.0]
     wins = page.evaluate(
-        """(p) => module("sample").then(({ race }) => {
+        """(p) => import("/page/sample.js").then(({ race }) => {
             const wins = p.map(() => 0);
             for (let seed = 0; seed < 4000; seed += 1) wins[race(p, seed, 3).winner] += 1;
             return wins;
@@ -442,10 +440,10 @@ def test_bars_and_others_sum_to_one(served: Served, open_page: Open) -> None:
 def test_a_forced_token_is_the_next_one(served: Served, open_page: Open) -> None:
     """Invariant 2: click on a word: the model is given that very id, and the address holds it."""
     page = open_page(served)
-    before = page.evaluate("module('store').then(({ app }) => app.trace.pieces.map((p) => p.id))")
+    before = page.evaluate("import('/page/store.js').then(({ app }) => app.trace.pieces.map((p) => p.id))")
     wanted = int(page.locator("#next-body button.bar").nth(2).get_attribute("data-id"))
     settled(page, lambda: page.locator("#next-body button.bar").nth(2).click())
-    after = page.evaluate("module('store').then(({ app }) => app.trace.pieces.map((p) => p.id))")
+    after = page.evaluate("import('/page/store.js').then(({ app }) => app.trace.pieces.map((p) => p.id))")
     assert after == [*before, wanted]
     assert f".{wanted}" in page.url
 
@@ -456,8 +454,8 @@ def test_the_server_speaks_as_generate_does(served: Served, open_page: Open) -> 
 
     page = open_page(served, "#T=0.8&seed=11")
     settled(page, lambda: page.locator("#continue").click())
-    until(page, "module('store').then(({ app }) => app.state.ids?.length > 0 && !app.stale)")
-    ids = page.evaluate("module('store').then(({ app }) => app.state.ids)")
+    until(page, "import('/page/store.js').then(({ app }) => app.state.ids?.length > 0 && !app.stale)")
+    ids = page.evaluate("import('/page/store.js').then(({ app }) => app.state.ids)")
     open_page.close()  # the model is not for two at once
     prompt = list(served.session.question({"text": TEXT}).ids)
     assert isinstance(served.model, Transformer)
@@ -496,7 +494,7 @@ def test_a_head_can_be_frozen(served: Served, open_page: Open) -> None:
     page = open_page(served, "#edits=zero:decoder.blocks.0.ff@")
     page.keyboard.press("h")
     settled(page, lambda: page.keyboard.press("f"))
-    frozen = page.evaluate("module('store').then(({ app }) => app.state.edits.at(-1).name)")
+    frozen = page.evaluate("import('/page/store.js').then(({ app }) => app.state.edits.at(-1).name)")
     assert frozen.endswith(".attn.weights") and page.inner_text(".edits").split()[-5:-2] == [
         "freeze",
         frozen,
@@ -511,10 +509,10 @@ def test_a_head_can_be_frozen(served: Served, open_page: Open) -> None:
 def test_an_edit_that_writes_what_is_there_changes_nothing(served: Served, open_page: Open) -> None:
     """Invariant 23: times one: another trace by name, the same logits to the last bit."""
     page = open_page(served)
-    logits = "module('store').then(({ app }) => [...app.trace.logits.data])"
+    logits = "import('/page/store.js').then(({ app }) => [...app.trace.logits.data])"
     before, first = page.evaluate(logits), trace_id(page)
     edit = {"name": "decoder.blocks.1.ff", "kind": "scale", "at": [], "value": 1, "on": True}
-    change = "(edit) => module('store').then(({ go }) => { go({ edits: [edit] }); })"
+    change = "(edit) => import('/page/store.js').then(({ go }) => { go({ edits: [edit] }); })"
     settled(page, lambda: page.evaluate(change, edit))
     assert trace_id(page) != first
     assert page.evaluate(logits) == before
@@ -532,17 +530,17 @@ def test_another_text_can_be_put_in(served: Served, open_page: Open) -> None:
     page.locator("#map-title").click()
     page.keyboard.press("g")
     settled(page, lambda: page.keyboard.press("p"))
-    logits = torch.tensor(page.evaluate("module('store').then(({ app }) => [...app.trace.logits.data])"))
+    logits = torch.tensor(page.evaluate("import('/page/store.js').then(({ app }) => [...app.trace.logits.data])"))
     there, _ = served.trace(text=other)
     assert torch.allclose(logits, there["logits"], atol=1e-5)
-    program = page.evaluate("module('takeaway').then(({ python }) => python())")
+    program = page.evaluate("import('/page/takeaway.js').then(({ python }) => python())")
     ids = list(served.session.question({"text": other}).ids)
     assert f"other = trace(model, torch.tensor([{str(ids).replace(' ', '')}])).values" in program
     assert re.search(r'"patch", \(.*\), other\["decoder\.blocks\.\d+"\]\)', program)
     settled(page, lambda: page.locator("#edit-0").click())
     until(page, "() => document.querySelector('#patch-all')")
     page.locator("#patch-all").click()
-    until(page, "module('store').then(({ app }) => app.patched?.stop === null)")
+    until(page, "import('/page/store.js').then(({ app }) => app.patched?.stop === null)")
     n = len(served.session.question({"text": text}).ids)
     assert f"{6 * n} of {6 * n}" in page.inner_text("#patch-note")
     assert "the logit moves by" in page.inner_text("#map-0-cell")
@@ -611,7 +609,7 @@ def test_state_and_address_are_one_to_one(served: Served, open_page: Open) -> No
             }
         )  # fmt: skip
     pairs = page.evaluate(
-        """(states) => module("state").then(({ encode, decode, first }) => states.map((state) => {
+        """(states) => import("/page/state.js").then(({ encode, decode, first }) => states.map((state) => {
             const whole = { ...first(), ...state };
             const address = encode(whole);
             const again = decode("#" + address);
@@ -683,7 +681,6 @@ def test_the_page_says_when_the_server_is_gone_and_recovers(served: Served, brow
     the box.
     """
     context = browser.new_context(offline=False)
-    context.add_init_script(MODULE)
     page = context.new_page()
     page.goto(served.base_url)
     page.wait_for_selector(READY)
@@ -719,7 +716,7 @@ def test_axe_finds_nothing(look: str, served: Served, open_page: Open) -> None:
     page.keyboard.press("?")
     check_axe(Axe(), page)
     page.keyboard.press("Escape")
-    page.evaluate("module('store').then(({ go }) => go({ value: 'tokens', cell: null }))")
+    page.evaluate("import('/page/store.js').then(({ go }) => go({ value: 'tokens', cell: null }))")
     page.wait_for_selector(".facts")
     check_axe(Axe(), page)
 
@@ -810,7 +807,7 @@ def test_nine_questions_are_answered_with_this_models_numbers(
 def test_every_sentence_exists_in_both_languages(served: Served, open_page: Open) -> None:
     """The same keys and the same places for values; no key is used that does not exist."""
     page = open_page(served)
-    tables = page.evaluate("module('text').then(({ tables }) => tables)")
+    tables = page.evaluate("import('/page/text.js').then(({ tables }) => tables)")
     assert tables["en"].keys() == tables["zh"].keys()
     for key, text in tables["en"].items():
         assert set(re.findall(r"{(\w+)}", text)) == set(re.findall(r"{(\w+)}", tables["zh"][key])), key

@@ -21,7 +21,6 @@ import json
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
 from fastapi import FastAPI, Request
@@ -33,26 +32,17 @@ from clearhead.inspector.trace import source_text
 from clearhead.inspector.views import cut
 from clearhead.server import export
 from clearhead.server.guard import Guard, answer
+from clearhead.server.page_files import index_html, page_file
 from clearhead.server.reading import read_sampling
 from clearhead.server.session import Busy, Session, Stale
 from clearhead.server.streams import generate as generated
 from clearhead.server.streams import sweep
 from clearhead.server.wire import for_html, to_bytes, to_json
 
-PAGE = Path(__file__).parent / "page"
-KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".json": "application/json",
-}
 META = '<meta name="clearhead-token" content="">'
 FIRST = '<script type="application/json" id="first"></script>'
 FOREVER = {"cache-control": "private, max-age=3600"}  # a trace never changes
 NEVER = {"cache-control": "no-store"}
-CHECKED = {"cache-control": "no-cache"}
 
 
 def create_app(session: Session, *, key: str | None = None, framed: bool = False) -> FastAPI:
@@ -94,16 +84,15 @@ def add_page(app: FastAPI, session: Session, token: str) -> None:
 
     @app.get("/")
     async def page() -> Response:
-        text = (PAGE / "index.html").read_text(encoding="utf-8")
+        text = index_html()
         first = for_html(await session.call(session.page))
         text = text.replace(META, META.replace('""', f'"{token}"'), 1)
         text = text.replace(FIRST, FIRST.replace("></script>", f">{first}</script>"), 1)
         return HTMLResponse(text, headers=NEVER)
 
     @app.get("/page/{path:path}")
-    async def page_file(path: str) -> Response:
-        file = find_file(path)  # small: read here, a thread of its own would cost more than the reading
-        return Response(file.read_bytes(), media_type=KINDS[file.suffix], headers=CHECKED)
+    async def file_of_the_page(path: str) -> Response:
+        return page_file(path)
 
     @app.get("/favicon.ico")
     async def icon() -> Response:
@@ -305,18 +294,6 @@ def whole_number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise ValueError(f"{text!r:.20} should be a number from 0 on")
     return int(text)
-
-
-def find_file(path: str) -> Path:
-    """A file of the page; KeyError for anything else."""
-    root = PAGE.resolve()
-    try:
-        file = (root / path).resolve()
-        if file.is_relative_to(root) and file.suffix in KINDS and file.is_file():
-            return file
-    except (OSError, ValueError):  # a name that is too long, or holds a NUL
-        pass
-    raise KeyError("the page has no such file")
 
 
 def reply(value: object, headers: dict[str, str] = NEVER) -> Response:
