@@ -282,7 +282,7 @@ function drawCell(paint, g, i, row, r, j, x, extremes, at, selectedRow) {
   const [w, y, high] = [g.w(j) - 2 * inset, g.tops[r], g.heights[r]];
   if (x + w < g.left - 60 || x > g.seen) return;
   const look = looksOf(i, row, j, theme, extremes);
-  const radius = high > 20 && w > 20 ? 5 : 1;
+  const radius = high > 20 && w > 20 ? 5 : 0;
   const chosen = j === at && r === selectedRow;
   const frame = j === at ? { stroke: theme.accent, strokeWidth: chosen ? 3 : 1.5 } : {};
   if (!look) {
