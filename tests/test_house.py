@@ -15,18 +15,18 @@ CHAPTERS = ["text", "model", "published", "generation", "training", "inspector",
 FILES = {
     "text": """workers pretokenize documents counting bpe normalise incremental merging definition encoder
         tokenizer_json formats usage tokenizer pieces sentencepiece
-        older_files foreign frame sandbox chat corpus compressors shards prepare batches
+        older_files foreign frame sandbox chat corpus compressors shards prepare spread batches
         examples rows example_files encode_examples padded""",
     "model": "config tap layers initial position cache attention grouped experts heads transformer summary",
     "published": """course mapping quirks families families_experts families_encoders storage weights layout
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
-    "training": """scores objectives masking lora schedules optim muon average spikes activations memory demands recipe
-        durable tensor_files checkpoint saver run_folder data evaluate example_data example_tasks tasks start
-        predict report probe machine
-        tensor_parallel parallel ahead loop demo""",
+    "training": """scores objectives masking schedules optim muon average spikes activations memory
+        demands recipe norms learner durable tensor_files lora checkpoint saver run_folder data evaluate
+        example_data example_tasks tasks start predict report probe machine tensor_parallel parallel ahead loop demo""",
     "inspector": "record trace provenance spelling manifest views kept anatomy growth passes sweeps",
-    "server": "wire page_files run_view reading sides summary session streams saved export guard app runs look",
+    "server": """wire page_files run_view reading sides summary session streams saved export guard app
+        runs look""",
 }
 
 FAMILIES = [

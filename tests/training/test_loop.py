@@ -22,10 +22,10 @@ from clearhead.training import loop
 from clearhead.training.checkpoint import checkpoints
 from clearhead.training.data import prepare_data
 from clearhead.training.durable import lock_run
-from clearhead.training.loop import Interrupted, Trainer, dropout_seed, learning_rate, train
+from clearhead.training.loop import Interrupted, Trainer, dropout_seed, train
 from clearhead.training.machine import find_device
 from clearhead.training.objectives import cross_entropy
-from clearhead.training.recipe import Recipe, TrainConfig
+from clearhead.training.recipe import Recipe
 from clearhead.training.report import TIMINGS, JsonLines, Samples, Watcher, read_metrics
 from clearhead.training.run_folder import RunFolder, load_run
 from clearhead.training.tasks import make_task
@@ -286,28 +286,6 @@ def test_a_measured_budget_is_at_least_one_step(template, tmp_path):
     assert checkpoints(folder)[0].name == "step-00000001"
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
-def test_the_shape_of_the_learning_rate(schedule):
-    """Up in equal steps to the highest rate at the warm-up's end, down to just above the lowest, never 0."""
-    end = {} if schedule == "constant" else {"min_lr": 0.1}
-    settings = TrainConfig(steps=100, lr=1.0, warmup=0.1, schedule=schedule, **end)
-    rates = [learning_rate(settings, step, 100) for step in range(100)]
-    assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
-    assert max(rates) == 1.0
-    assert rates[9:] == sorted(rates[9:], reverse=True)
-    if schedule == "constant":
-        assert set(rates[9:]) == {1.0}
-    else:
-        assert 0.1 < rates[-1] < 0.12
-        middle = {"linear": 1 - 0.9 * 45 / 91, "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * 45 / 91)) / 2}
-        assert rates[54] == pytest.approx(middle[schedule])
-
-
-def test_no_warm_up_starts_at_the_highest_rate_but_one():
-    settings = TrainConfig(steps=4, lr=1.0, warmup=0.0)
-    assert [learning_rate(settings, step, 4) for step in range(4)] == pytest.approx([0.8, 0.6, 0.4, 0.2])
-
-
 def test_the_log_tells_the_rate_that_was_used(template, tmp_path):
     recipe = tiny_recipe(template, lr=0.01, warmup=0.5, schedule="constant")
     rates = [entry["lr"] for entry in log_of(run(recipe, tmp_path / "run")) if "lr" in entry]
@@ -342,10 +320,10 @@ def test_a_bad_gradient_stops_before_the_update(template, tmp_path, value):
     spoil_gradient(made, "decoder.blocks.1.ff.up.weight", {2}, value)
     for _ in range(2):
         made._take_step()
-    before = weights_of(made.model), moments_of(made.optimizer)
+    before = weights_of(made.model), moments_of(made.learner.optimizer)
     with pytest.raises(ValueError, match=r"^step 3: the gradient of decoder.blocks.1.ff.up.weight is not "):
         made._take_step()
-    assert (weights_of(made.model), moments_of(made.optimizer)) == before
+    assert (weights_of(made.model), moments_of(made.learner.optimizer)) == before
     assert made.step == 2
 
 

@@ -1,6 +1,7 @@
 """Adapters: the model as it was at step 0, the hand-written gradients, merging that changes no output."""
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from clearhead.model.attention import Attention
 from clearhead.model.config import LatentConfig, ModelConfig
 from clearhead.model.layers import Linear
 from clearhead.model.transformer import Transformer
-from clearhead.training.lora import Adapted, Lora, add_adapters, has_adapters, merge, merged, merged_tensors
+from clearhead.training.checkpoint import load_checkpoint, write_checkpoint
+from clearhead.training.lora import Adapted, Lora, add_adapters, has_adapters, merge, merged
 
 LORA = Lora(rank=4, alpha=8.0, on=("q", "v", "down"))
 
@@ -104,16 +106,24 @@ def test_layers_are_chosen_by_their_name_or_by_a_pattern() -> None:
     assert "decoder.blocks.0.cross.k" in both and "encoder.blocks.1.attn.k" in both
 
 
-def test_a_checkpoints_tensors_are_merged_as_they_are_read() -> None:
+def test_a_checkpoint_with_adapters_is_read_into_a_plain_model_and_resumed_with_them(tmp_path: Path) -> None:
     model = small()
     add_adapters(model, LORA)
-    stored = moved(model).state_dict()
-    plain, read = merged_tensors(stored, stored.__getitem__)
+    write_checkpoint(tmp_path / "step", 3, moved(model))
+    plain = small()
+    assert load_checkpoint(tmp_path / "step", plain)["step"] == 3
+    output = model(tokens())
+    assert (plain(tokens()) - output).abs().max() <= 1e-6 * output.abs().max()
     expected = merge(deepcopy(model)).state_dict()
-    assert plain == set(expected)
-    assert all(torch.equal(read(name), expected[name]) for name in plain)
-    plain, read = merged_tensors(expected, expected.__getitem__)
-    assert plain == set(expected) and torch.equal(read("embed.weight"), expected["embed.weight"])
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in plain.state_dict().items())
+    again = small()
+    add_adapters(again, LORA, seed=9)
+    load_checkpoint(tmp_path / "step", again)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+    more = small()
+    add_adapters(more, Lora(4, 8.0, ("q",)))
+    with pytest.raises(ValueError, match=r"left over decoder.blocks.0.attn.v.lora_a"):
+        load_checkpoint(tmp_path / "step", more)
 
 
 def test_adapters_that_cannot_be_are_refused_in_one_line() -> None:

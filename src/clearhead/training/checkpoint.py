@@ -29,9 +29,12 @@ from torch.optim import Optimizer
 
 from clearhead.training.durable import ALONE, ASIDE, MANIFEST, Ranks, damage, remove_folder, write_folder
 from clearhead.training.durable import lock_run as lock_run  # the loop takes all it needs from here
+from clearhead.training.lora import MergedPart, has_adapters
 from clearhead.training.tensor_files import (
+    MeanPart,
     copy_tensors,
     form_of,
+    has_part,
     is_shared_out,
     open_part,
     write_shards,
@@ -146,6 +149,7 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Fill `model` and `optimizer` from a checkpoint, or a run's newest intact one; return state and step.
 
+    Without an optimizer the weights are those to use: the mean of them, if the run keeps one.
     Every hash is checked first; what is wrong with a checkpoint that is passed over is logged, in one line.
     Nothing is changed unless all of it fits. Of several `ranks`, which all call this at once, the main one
     checks and chooses. FileNotFoundError: there is none. ValueError: none is intact; or names, shapes or
@@ -308,7 +312,7 @@ def prune(run: Path, step: int, keep: int) -> None:
 
 def _load(path: Path, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     content = _read_state(path)
-    weights = _weights_for(path, content["tied"], model)
+    weights = _weights_for(path, content["tied"], model, mean=optimizer is None)
     if optimizer is not None:
         optimizer.load_state_dict(_state_for(path, content["optimizer"], model, optimizer))
     model.load_state_dict(weights)
@@ -335,9 +339,15 @@ def _read_state(path: Path) -> dict[str, Any]:
     return content
 
 
-def _weights_for(path: Path, tied: dict[str, str], model: nn.Module) -> dict[str, Tensor]:
-    """The file's tensors under the model's own names, once names, shapes, dtypes and ties fit."""
+def _weights_for(path: Path, tied: dict[str, str], model: nn.Module, mean: bool) -> dict[str, Tensor]:
+    """The file's tensors under the model's own names, once names, shapes, dtypes and ties fit.
+
+    Adapters that the model does not have are merged into the weights that they correct. `mean`: where the
+    optimizer's state has a mean of the weights (average.py), it takes their place.
+    """
     part = open_part(path, "model")
+    part = MeanPart(part, open_part(path, "optimizer")) if mean and has_part(path, "optimizer") else part
+    part = part if has_adapters(model) else MergedPart(part)
     complaint = f"{part.path} does not fit the model"
     _, model_ties = _model_tensors(model)
     there = model.state_dict()

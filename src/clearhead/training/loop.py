@@ -24,18 +24,23 @@ from torch import Tensor, nn
 from clearhead.model.experts import Routing, correct_balance
 from clearhead.model.transformer import Transformer
 from clearhead.text.batches import Batch
+from clearhead.training.activations import recompute_blocks
 from clearhead.training.ahead import Ahead
-from clearhead.training.checkpoint import checkpoints, load_checkpoint, lock_run, save_checkpoint
+from clearhead.training.checkpoint import checkpoints, load_checkpoint
+from clearhead.training.learner import Learner, learning_rate
 from clearhead.training.lora import Lora, add_adapters, describe
-from clearhead.training.machine import find_device, keep_freed_memory, stop_requests
-from clearhead.training.optim import AdamW, clip_gradients, parameter_groups
+from clearhead.training.machine import keep_freed_memory, stop_requests
+from clearhead.training.norms import find_idle, to_host
+from clearhead.training.parallel import Distributed, Single, start_parallel, was_restarted
 from clearhead.training.probe import Probes
-from clearhead.training.recipe import Recipe, TrainConfig
+from clearhead.training.recipe import Recipe
 from clearhead.training.report import Watcher
 from clearhead.training.run_folder import RunFolder, recipe_to_resume
-from clearhead.training.schedules import SCHEDULES
+from clearhead.training.saver import Saver
 from clearhead.training.start import Start, fill, fit_recipe, open_start, recipe_as_begun
 from clearhead.training.tasks import Task, make_task
+
+Parallel = Single | Distributed
 
 
 class Interrupted(Exception):
@@ -61,6 +66,7 @@ def train(
     or SIGTERM, when the state is saved.
     """
     run = RunFolder(folder)
+    resume = resume or (was_restarted() and run.exists())
     start = None
     if resume and run.exists():
         recipe = recipe_as_begun(recipe, run)
@@ -68,7 +74,6 @@ def train(
         start = open_start(recipe.train.start_from)
         recipe = fit_recipe(recipe, start)
     recipe.check()
-    find_device(recipe.train.device)
     if stop_after is not None and stop_after < 1:
         raise ValueError(f"stop_after={stop_after} must be at least 1 step")
     if resume and not run.exists():
@@ -77,17 +82,28 @@ def train(
         raise ValueError(
             f"{run.path} already holds a run; add --resume to go on with it, or choose another folder"
         )
-    run.path.mkdir(parents=True, exist_ok=True)
     keep_freed_memory()
-    with lock_run(run.path):
-        note = _announcer(watchers)
+    with start_parallel(recipe.train, run.path, _announcer(watchers)) as parallel:
+        watchers = watchers if parallel.is_main else ()
         if resume:
             recipe = recipe_to_resume(recipe, run)
-        task, recipe = make_task(recipe, run, note, _progress(watchers))
-        trainer = Trainer(recipe, run, task, watchers, start)
+        task, recipe = _prepare(recipe, run, watchers, parallel)
+        trainer = Trainer(recipe, run, task, watchers, start, parallel)
         trainer.start(resume)
         trainer.go(stop_after)
     return run
+
+
+def _prepare(
+    recipe: Recipe, run: RunFolder, watchers: Sequence[Watcher], parallel: Parallel
+) -> tuple[Task, Recipe]:
+    """The task of the recipe, its data prepared by the main rank; the others find it on the disk."""
+
+    def make(first: bool) -> tuple[Task, Recipe]:
+        run.begun = not first
+        return make_task(recipe, run, _announcer(watchers), _progress(watchers))
+
+    return parallel.main_first(make, lambda made: made[0].tokenizer.save(run.tokenizer_file))
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,7 @@ class StepResult:
     loss: float
     norm: float
     n_targets: int
+    watched: dict[str, float]  # norms of the model's parts, idle units and experts, at the steps that look
 
 
 class Trainer:
@@ -109,25 +126,35 @@ class Trainer:
         task: Task,
         watchers: Sequence[Watcher],
         start: Start | None = None,
+        parallel: Parallel | None = None,
     ) -> None:
         self.recipe, self.run, self.task, self.watchers = recipe, run, task, watchers
         self.note = _announcer(watchers)
         self.settings = recipe.train
-        self.device = find_device(self.settings.device)
+        self.parallel = Single(self.settings) if parallel is None else parallel
+        self.device = self.parallel.device
         if self.settings.device == "auto":
             seen = "a CUDA GPU is there" if self.device.type == "cuda" else "no CUDA GPU is there"
             self.note(f"device=auto: {self.device.type}, {seen}")
-        self.model = Transformer(recipe.model, seed=self.settings.seed).to(self.device)
+        self.share = self.parallel.share(self.settings.accumulation, self.settings.batch_size)
+        self.saver = Saver(run.path, self.settings, self.note, self.parallel.saving)
+        self.model = Transformer(recipe.model, seed=self.settings.seed)
         if start is not None:
             self.note(fill(self.model, start, run.labels()))
         if self.settings.lora_rank:
             lora = Lora(self.settings.lora_rank, self.settings.lora_alpha, self.settings.lora_on)
             self.note(describe(self.model, add_adapters(self.model, lora, self.settings.seed)))
-        if self.settings.probes:
+        if self.settings.checkpoint_activations:
+            recompute_blocks(self.model)
+        wrapped = self.parallel.wrap(self.model)
+        if self.settings.probes and self.parallel.shares_weights:
+            self.note("no probes are kept: the ranks share the weights out")
+        elif self.settings.probes:
             self.watchers = [*watchers, Probes(self.model, self.settings.probes, self.note)]
-        self.optimizer = make_optimizer(self.model, self.settings)
+        self.learner = Learner(self.model, self.settings)
         self.compiled = self._compile()
-        self.forward: Callable[..., Tensor] = self._compiled() if self.compiled else self.model
+        self.forward: Callable[..., Tensor] = torch.compile(wrapped) if self.compiled else wrapped
+        self.wrapped = wrapped
         self.ahead = Ahead(self._batches)
         self.step = 0
         self.saved_step: int | None = None  # of the checkpoint on disk that holds this very state
@@ -139,17 +166,19 @@ class Trainer:
     def start(self, resume: bool) -> None:
         """Fix the number of steps; write the run's folder, or load its newest valid checkpoint."""
         if resume and checkpoints(self.run.path):
-            state = load_checkpoint(self.run.path, self.model, self.optimizer)
+            state = load_checkpoint(self.run.path, self.model, self.learner.optimizer, self.parallel.saving)
             self._check_made_with(state["made_with"])
             self.step, self.tokens = int(state["step"]), int(state["tokens"])
             self.saved_step = self.step
             self.skipped = int(state["skipped"])
+            self.learner.restore(state)
             self.best, self.waited = state.get("best"), int(state.get("waited", 0))
         budget = self.run.budget() if resume else self.settings.budget()
         self.steps = self._count_steps()
         self.settings = replace(self.settings, steps=self.steps, tokens=None, minutes=None)
         self.recipe = replace(self.recipe, train=self.settings)
-        self.run.write(self.recipe, self.task.tokenizer, budget)
+        if self.parallel.is_main:
+            self.run.write(self.recipe, self.task.tokenizer, budget)
 
     def go(self, stop_after: int | None = None) -> None:
         """Train until the budget, `stop_after` or a signal ends it; always end with a checkpoint."""
@@ -162,42 +191,52 @@ class Trainer:
             with stop_requests() as stop_requested:
                 if self.compiled and self.step < last:
                     self._compile_now()
-                while self.step < last and not stop_requested() and not self._out_of_patience():
+                while self.step < last and not self._asked(stop_requested) and not self._out_of_patience():
                     self._take_step()
                     if self.step % self.settings.save_every == 0 and self.step < last:
                         self.save()
                 if self.saved_step != self.step:
-                    self.save()
+                    self.save(last=True)
+                self.saver.finish()
             if self.step < last and not self._out_of_patience():
                 raise Interrupted(self.step)
         finally:
             self.ahead.close()
+            self.saver.close()
             for watcher in self.watchers:
                 watcher.on_end()
 
-    def save(self) -> None:
-        """Write a checkpoint of this very moment."""
+    def save(self, last: bool = False) -> None:
+        """Write a checkpoint of this very moment; the last one of a run must succeed."""
         for watcher in self.watchers:
             watcher.before_save(self.step)
-        state = {
+        self.saver.save(self.step, self.model, self.learner.optimizer, self._state(), last=last)
+        self.saved_step = self.step
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint tells beside tensors."""
+        return {
             "tokens": self.tokens,
             "skipped": self.skipped,
             "best": self.best,
             "waited": self.waited,
+            **self.learner.state(),
             "made_with": self._made_with(),
             "torch": torch.__version__,
         }
-        save_checkpoint(
-            self.run.path, self.step, self.model, self.optimizer, state=state, keep=self.settings.keep
-        )
-        self.saved_step = self.step
+
+    def _asked(self, stop_requested: Callable[[], bool]) -> bool:
+        """Whether any rank was asked to stop; what went wrong in a save is told here, to all."""
+        stop, failed = self.parallel.count(stop_requested(), self.saver.failed)
+        if failed:
+            self.saver.tell()
+        return stop > 0
 
     def _take_step(self) -> None:
         started = time.perf_counter()
         settings, step = self.settings, self.step
         lr = learning_rate(settings, step, self.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        self.learner.set_rate(lr)
         result = self._learn(step)
         self.step, self.tokens = step + 1, self.tokens + result.n_targets
         seconds = time.perf_counter() - started
@@ -208,6 +247,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": seconds,
             "tokens_per_second": result.n_targets / seconds,
+            **result.watched,
         }
         for watcher in self.watchers:
             watcher.on_step(step, metrics)
@@ -215,28 +255,43 @@ class Trainer:
             self._look(step)
         if settings.sample_every and (self.step % settings.sample_every == 0 or self.step == self.steps):
             self._sample(step)
+        if settings.milestones and self.step % settings.milestones == 0:
+            with self.learner.best_weights():
+                self.saver.keep_milestone(self.step, self.model, self._state())
+        if settings.compare_every and self.step % settings.compare_every == 0:
+            self.parallel.check_same(self.model, self.step)
+        self.parallel.hurry()
 
     def _batches(self, step: int) -> list[Batch]:
-        """The micro-batches of a step."""
-        first = step * self.settings.accumulation
-        return [self.task.batch(first + i) for i in range(self.settings.accumulation)]
+        """What this rank learns from in a step: some of the micro-batches, or its rows of each."""
+        first, share = step * self.settings.accumulation, self.share
+        return [self.task.batch(first + i, share.part, share.parts) for i in share.micro_batches]
 
     def _learn(self, step: int) -> StepResult:
         """One optimizer step: forward and backward over the micro-batches, the finite check, the update."""
         batches = self.ahead.get(step)
-        n_targets = sum(self.task.n_targets(batch) for batch in batches)
+        (n_targets,) = self.parallel.count(sum(self.task.n_targets(batch) for batch in batches))
         total, routings = self._gradients(step, batches, max(n_targets, 1))
-        norm = clip_gradients(self.model.parameters(), self.settings.clip or math.inf)
+        norm = self.parallel.clip(self.model, self.settings.clip or math.inf)
+        total = self.parallel.sum(total)
         loss_value, norm_value = torch.stack([total, norm]).tolist()  # the step's one wait for the device
-        if math.isfinite(loss_value) and math.isfinite(norm_value):
-            self.optimizer.step()
+        watched: dict[str, Tensor] = {}
+        if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
+            self._refuse(step, loss_value)
+        elif (spike := self.learner.spike(loss_value, norm_value)) is not None:
+            self._skip(f"step {step + 1}: {spike}; no update was made")
+        else:
+            watch = self.settings.norms_every and (step + 1) % self.settings.norms_every == 0
+            watched = self.learner.move(loss_value, norm_value, bool(watch))
             self.skipped = 0
             if routings:
-                correct_balance(self.model, torch.stack([routing.load() for routing in routings]).sum(0))
-        else:
-            self._refuse(step, loss_value)
-        self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss_value, norm_value, n_targets)
+                load = torch.stack([routing.load() for routing in routings]).sum(0)
+                correct_balance(self.model, self.parallel.sum(load))
+        self.learner.optimizer.zero_grad(set_to_none=True)
+        if watched:
+            batch = batches[0].to(self.device)
+            watched |= find_idle(self.model, lambda routing: self.task.loss(self.model, batch, routing))
+        return StepResult(loss_value, norm_value, n_targets, to_host(watched))
 
     def _gradients(
         self, step: int, batches: list[Batch], n_targets: int
@@ -247,14 +302,15 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         routings: list[Routing] = []
         for batch in batches:
-            torch.manual_seed(dropout_seed(self.settings.seed, step, batch.first_sample))
-            routing = None if experts is None else Routing()
-            loss = self.task.loss(self._forward, batch.to(self.device), routing) / n_targets
-            total += loss.detach()
-            if experts is not None and routing is not None:
-                loss = loss + routing.loss(experts) * (self.task.n_targets(batch) / n_targets)
-                routings.append(routing)
-            loss.backward()
+            with self.parallel.accumulate(self.wrapped, last=batch is batches[-1]):
+                torch.manual_seed(dropout_seed(self.settings.seed, step, batch.first_sample))
+                routing = None if experts is None else Routing()
+                loss = self.task.loss(self._forward, batch.to(self.device), routing) / n_targets
+                total += loss.detach()
+                if experts is not None and routing is not None:
+                    loss = loss + routing.loss(experts) * (self.task.n_targets(batch) / n_targets)
+                    routings.append(routing)
+                (loss * self.parallel.data_size).backward()  # ranks average their gradients
         return total, routings
 
     def _forward(self, *inputs: Tensor, **how: Any) -> Tensor:
@@ -264,11 +320,16 @@ class Trainer:
 
     def _refuse(self, step: int, loss: float) -> None:
         """A loss or a gradient is not finite: no update; stop, or skip a bounded number of times in a row."""
-        culprit = "the loss" if not math.isfinite(loss) else first_nonfinite_gradient(self.model)
+        bad = [name for name in self.parallel.gather(first_nonfinite_gradient(self.model)) if name]
+        culprit = "the loss" if not math.isfinite(loss) else bad[0]
         message = f"step {step + 1}: {culprit} is not finite; no update was made"
-        self.skipped += 1
         if self.settings.on_nonfinite == "stop":
             raise ValueError(f"{message}; lower train.lr or train.clip, or set train.on_nonfinite=skip")
+        self._skip(message)
+
+    def _skip(self, message: str) -> None:
+        """Leave a step out, but not too many in a row."""
+        self.skipped += 1
         if self.skipped > self.settings.max_skips:
             raise ValueError(
                 f"{message}; that was {self.skipped} times in a row (max_skips={self.settings.max_skips})"
@@ -277,10 +338,14 @@ class Trainer:
 
     def _look(self, step: int) -> None:
         """What the model is worth on validation examples: a part of them on the way, all at the end."""
-        metrics = self.task.evaluate(self.model, whole=self.step == self.steps)
+        with self.learner.best_weights():
+            metrics = self.task.evaluate(self.model, whole=self.step == self.steps)
         loss = metrics["validation_loss"]
         improved = self.best is None or loss < self.best
         self.best, self.waited = (loss, 0) if improved else (self.best, self.waited + 1)
+        if improved and self.settings.keep_best:
+            with self.learner.best_weights():
+                self.saver.keep_best(self.step, self.model, self._state())
         for watcher in self.watchers:
             watcher.on_evaluation(step, metrics)
         if self._out_of_patience():
@@ -292,7 +357,8 @@ class Trainer:
         return 0 < self.settings.patience <= self.waited
 
     def _sample(self, step: int) -> None:
-        text = self.task.sample(self.model)
+        with self.learner.best_weights():
+            text = self.task.sample(self.model)
         if text is not None:
             for watcher in self.watchers:
                 watcher.on_sample(step, text)
@@ -313,16 +379,15 @@ class Trainer:
 
     def _measure(self, n_steps: int = 12, unmeasured: int = 4) -> float:
         """Median seconds of a step. The steps are real but for a learning rate of 0, which moves nothing."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = 0.0
+        self.learner.set_rate(0.0)
         times, corrections = [], {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         for step in range(n_steps):
             started = time.perf_counter()
             self._learn(step)
             times.append(time.perf_counter() - started)
         self.model.load_state_dict(corrections, strict=False)
-        self.optimizer, self.skipped = make_optimizer(self.model, self.settings), 0
-        return sorted(times[unmeasured:])[(n_steps - unmeasured) // 2]
+        self.learner, self.skipped = Learner(self.model, self.settings), 0
+        return self.parallel.gather(sorted(times[unmeasured:])[(n_steps - unmeasured) // 2])[0]
 
     def _compile(self) -> bool:
         choice = self.settings.compile
@@ -339,7 +404,7 @@ class Trainer:
         """Compile with the next step's first batch, so that no step's time contains it."""
         started = time.perf_counter()
         self._gradients(self.step, self.ahead.get(self.step)[:1], 1)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.learner.optimizer.zero_grad(set_to_none=True)
         self.note(f"compiled in {time.perf_counter() - started:.1f} s")
 
     def _made_with(self) -> dict[str, str]:
@@ -359,25 +424,6 @@ class Trainer:
                 f"the checkpoints in {self.run.path} were made with another {' and another '.join(other)}; "
                 "resume with what they were made with, or start a new run"
             )
-
-
-def learning_rate(settings: TrainConfig, step: int, steps: int) -> float:
-    """The rate of step `step` (from 0): up over the warm-up, then down to `min_lr` just after the last
-    step.
-    """
-    warmup_steps = round(settings.warmup * steps)
-    return SCHEDULES[settings.schedule](step + 1, settings.lr, settings.min_lr, warmup_steps, steps + 1)
-
-
-def make_optimizer(model: nn.Module, settings: TrainConfig) -> AdamW:
-    """AdamW over the model's parameters, without decay on vectors."""
-    return AdamW(
-        parameter_groups(model, settings.weight_decay, {"embed": settings.embed_lr_scale}),
-        lr=settings.lr,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-    )
 
 
 def dropout_seed(seed: int, step: int, first_sample: int) -> int:

@@ -12,7 +12,7 @@ Merged, W + (alpha / rank) B A, the model is a plain one again. Source: Hu et al
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from clearhead.model.attention import Attention, project_apart, project_fused
 from clearhead.model.layers import Linear
 from clearhead.model.transformer import Transformer
+from clearhead.training.tensor_files import MeanPart, Shards, WholeFiles
 
 A, B, SCALE = ".lora_a", ".lora_b", ".lora_scale"
 READ_AS_MATRIX = "kv_b"  # of latent attention, whose decoding multiplies by parts of the weight itself
@@ -133,25 +134,24 @@ def merged(model: nn.Module) -> nn.Module:
     return merge(deepcopy(model)) if has_adapters(model) and isinstance(model, Transformer) else model
 
 
-def merged_tensors(
-    names: Iterable[str], read: Callable[[str], Tensor]
-) -> tuple[set[str], Callable[[str], Tensor]]:
-    """The plain names among those of a checkpoint with adapters, and how to read them, adapters merged.
+class MergedPart:
+    """The tensors of a checkpoint as a plain model has them: adapters are merged as they are read."""
 
-    `read`: a tensor of the checkpoint by its name. Without adapters both come back as they are.
-    """
-    stored = set(names)
-    adapted = {name.removesuffix(A) for name in stored if name.endswith(A)}
-    plain = {name for name in stored if not name.endswith((A, B, SCALE))}
+    def __init__(self, part: WholeFiles | Shards | MeanPart) -> None:
+        self.part, self.path = part, part.path
+        self.adapted = {name.removesuffix(A) for name in part.forms if name.endswith(A)}
+        self.forms = {name: form for name, form in part.forms.items() if not name.endswith((A, B, SCALE))}
 
-    def read_merged(name: str) -> Tensor:
-        layer, _, kind = name.rpartition(".")
-        if kind != "weight" or layer not in adapted:
-            return read(name)
-        first, second, scale = (read(layer + end) for end in (A, B, SCALE))
-        return read(name) + scale.item() * (second @ first)
-
-    return plain, read_merged
+    def read(self, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """The tensors of these names."""
+        found = self.part.read(like)
+        for layer in self.adapted:
+            name = f"{layer}.weight"
+            if name in found:
+                adapter = self.part.read(dict.fromkeys((layer + A, layer + B, layer + SCALE)))
+                correction = adapter[layer + B] @ adapter[layer + A]
+                found[name] = found[name] + adapter[layer + SCALE].item() * correction
+        return found
 
 
 def _fits(name: str, pattern: str) -> bool:

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer, ParamsT
 
-
 Style = Literal["torch", "cs336"]
 
 

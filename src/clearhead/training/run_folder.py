@@ -95,8 +95,8 @@ class RunFolder:
         return open_tokenizer(self.tokenizer_file)
 
     def model(self, device: torch.device | str = "cpu") -> tuple[Transformer, dict[str, Any]]:
-        """The model with the weights of the newest valid checkpoint, in eval mode, and that checkpoint's
-        state.
+        """The model with the weights of the newest valid checkpoint, or the mean that it has of them, in eval
+        mode, and that checkpoint's state.
         """
         model = Transformer(self.config(), seed=0)
         state = load_checkpoint(self.path, model)

@@ -133,6 +133,26 @@ class Shards:
         return made
 
 
+class MeanPart:
+    """The model's tensors, each as the mean that the optimizer's state has of it, if there is one."""
+
+    def __init__(self, weights: WholeFiles | Shards, state: WholeFiles | Shards) -> None:
+        self.weights, self.state = weights, state
+        self.path, self.forms = weights.path, weights.forms
+
+    def read(self, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """Each tensor of these names; of one that is shared out in `like`, this rank's part."""
+        means = {f"{name}.average": name for name in like if f"{name}.average" in self.state.forms}
+        own = {name: tensor for name, tensor in like.items() if name not in means.values()}
+        found = self.state.read({mean: like[name] for mean, name in means.items()})
+        return self.weights.read(own) | {means[mean]: tensor for mean, tensor in found.items()}
+
+
+def has_part(folder: Path, part: str) -> bool:
+    """Whether a checkpoint has the model's or the optimizer's tensors."""
+    return part == "model" or any(folder.glob("shard-*")) or (folder / f"{part}.safetensors").is_file()
+
+
 def open_part(folder: Path, part: str) -> WholeFiles | Shards:
     """The model's or the optimizer's tensors of a checkpoint, however they were written."""
     has_shards = any(re.fullmatch(r"shard-.*\.safetensors", file.name) for file in folder.iterdir())
