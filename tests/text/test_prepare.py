@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from clearhead.text.corpus import open_corpus, split_corpus
-from clearhead.text.prepare import END_OF_TEXT, prepare
+from clearhead.text.frame import END_OF_TEXT
+from clearhead.text.prepare import prepare
 from clearhead.text.shards import Shards
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.workers import in_workers

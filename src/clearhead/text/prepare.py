@@ -22,12 +22,12 @@ from typing import Any
 from clearhead.text.corpus import Corpus, Source, SplitRule, open_corpus, split_document, split_rule
 from clearhead.text.documents import CorpusReport, Piece, TextFile, read_piece
 from clearhead.text.foreign import AnyTokenizer
+from clearhead.text.frame import end_of_text
 from clearhead.text.shards import VERSION, ShardWriter, file_hash, remove_temporary, write_index, write_json
 from clearhead.text.workers import cores, in_workers
 
-END_OF_TEXT = "<|endoftext|>"
 SPLITS = ("train", "validation")
-_RECEIPTS = ".parts"
+RECEIPTS = ".parts"
 _SMALL = 4 << 20  # bytes of text below which another process costs more than it saves
 
 
@@ -53,10 +53,10 @@ def prepare(
     workers       processes; None takes one per core, but no more than one per 4 MiB of text
     progress      called as (bytes done, bytes in all) after each part
 
-    Each document ends with the tokenizer's "<|endoftext|>" if it has that special token; without one the
-    documents follow each other directly (where they end is stored either way). The same words in a text stay
-    ordinary text. An interrupted run goes on where it stopped. A folder that holds something else (made with
-    another tokenizer, source or option) is a ValueError; a file that has changed since is tokenised again.
+    Each document ends with the tokenizer's "<|endoftext|>", or what its folder says ends a text; without one
+    the documents follow each other directly (where they end is stored either way). The same words in a text
+    stay ordinary text. An interrupted run goes on where it stopped. A folder that holds something else (made
+    with another tokenizer, source or option) is a ValueError; a file that changed since is tokenised again.
     """
     for name, value in (("workers", workers), ("shard_bytes", shard_bytes)):
         if value is not None and value < 1:
@@ -71,7 +71,7 @@ def prepare(
     settings = {
         "tokenizer": tokenizer.fingerprint,
         "vocab_size": tokenizer.vocab_size,
-        "end_of_text": tokenizer.special_tokens.get(END_OF_TEXT),
+        "end_of_text": end_of_text(tokenizer),
         "source": " and ".join(corpus.name for corpus, _ in corpora),
         "split": " and ".join(rule for _, rule in corpora),
         "field": field,
@@ -119,7 +119,7 @@ def _jobs(corpora: list[tuple[Corpus, SplitRule]], settings: dict, shard_bytes: 
                     "strict": corpus.strict,
                 },
             }
-            inputs = json.dumps([same, rule, job["pieces"], [_state(piece.file) for piece in pieces]])
+            inputs = json.dumps([same, rule, job["pieces"], [file_state(piece.file) for piece in pieces]])
             jobs.append(job | {"inputs": hashlib.sha256(inputs.encode()).hexdigest()})
     return jobs
 
@@ -139,8 +139,8 @@ def _groups(pieces: list[Piece], shard_bytes: int) -> Iterator[list[Piece]]:
         yield group
 
 
-def _state(file: TextFile) -> list:
-    """What tells that a file is still the one that was tokenised: its place, size and time of change."""
+def file_state(file: TextFile) -> list:
+    """Return what tells that a file is still the one that was tokenised: place, size, time of change."""
     if file.kind == "pydoc":
         return []
     stat = Path(file.path).stat()
@@ -163,7 +163,7 @@ def tokenise_part(job: dict, tokenizer: AnyTokenizer, folder: Path) -> dict:
     done = _receipt(job, folder)
     if done is not None:
         return done
-    name = f"shard-{job['part']:05d}"
+    name = f"shard-{part_name(job['part'])}"
     report = CorpusReport()
     writers = {
         split: ShardWriter(folder / split, name, tokenizer.vocab_size, tokenizer.fingerprint)
@@ -185,6 +185,8 @@ def tokenise_part(job: dict, tokenizer: AnyTokenizer, folder: Path) -> dict:
         for writer in writers.values():
             writer.discard()
     receipt = {"part": job["part"], "inputs": job["inputs"], **shards, "report": report.to_dict()}
+    if "about" in job:
+        receipt["about"] = job["about"]
     # No need to wait for the disk: what a receipt says is checked before it counts.
     write_json(_receipt_path(folder, job["part"]), receipt, to_disk=False)
     return receipt
@@ -198,14 +200,19 @@ def _worker(tokenizer: AnyTokenizer, folder: Path) -> Callable[[dict], dict]:
 # ---------------------------------------------------------------- the folder
 
 
-def _receipt_path(folder: Path, part: int) -> Path:
-    return folder / _RECEIPTS / f"part-{part:05d}.json"
+def part_name(part: int | str) -> str:
+    """Return a part's own name, or its number with five digits."""
+    return part if isinstance(part, str) else f"{part:05d}"
+
+
+def _receipt_path(folder: Path, part: int | str) -> Path:
+    return folder / RECEIPTS / f"part-{part_name(part)}.json"
 
 
 def _receipt(job: dict, folder: Path) -> dict | None:
     """The receipt of a part that is done and whose shards are on the disk with the right hashes."""
     try:
-        receipt = _read_json(_receipt_path(folder, job["part"]))
+        receipt = read_json(_receipt_path(folder, job["part"]))
     except (OSError, ValueError):  # not there, or not whole after a power cut
         return None
     if receipt.get("inputs") != job["inputs"]:
@@ -224,10 +231,10 @@ def _receipt(job: dict, folder: Path) -> dict | None:
 
 def _open_folder(folder: Path, settings: dict, jobs: Sequence[dict], tokenizer: AnyTokenizer) -> None:
     """Make `folder` ready for the parts: the same settings as before, receipts in place, left-overs gone."""
-    receipts, index_path = folder / _RECEIPTS, folder / "index.json"
+    receipts, index_path = folder / RECEIPTS, folder / "index.json"
     settings_path = receipts / "settings.json"
-    index = _read_json(index_path) if index_path.is_file() else {}
-    before = _read_json(settings_path) if settings_path.is_file() else index.get("settings", settings)
+    index = read_json(index_path) if index_path.is_file() else {}
+    before = read_json(settings_path) if settings_path.is_file() else index.get("settings", settings)
     for name, value in settings.items():
         if before.get(name) != value:
             was, now = repr(before.get(name)), repr(value)
@@ -253,10 +260,26 @@ def _open_folder(folder: Path, settings: dict, jobs: Sequence[dict], tokenizer: 
 def _close_folder(
     folder: Path, settings: dict, receipts: list[dict], corpora: list[tuple[Corpus, SplitRule]]
 ) -> dict:
-    """Write the indexes, the one of the whole folder last, and remove what no longer belongs to it."""
+    """Write the indexes and remove what no longer belongs to the folder."""
     report = CorpusReport()
     for corpus, _ in corpora:
         report.merge(corpus.new_report())
+    index = write_indexes(folder, settings, receipts, report)
+    for split in SPLITS:
+        names = {Path(receipt[split]["file"]).stem for receipt in receipts if receipt[split] is not None}
+        for path in (folder / split).glob("shard-*"):
+            if path.stem not in names:
+                path.unlink()
+    shutil.rmtree(folder / RECEIPTS)
+    return index
+
+
+def write_indexes(folder: Path, settings: dict, receipts: list[dict], report: CorpusReport) -> dict:
+    """Write the index of each split, then that of the whole folder, and return the latter.
+
+    report: what is known besides the receipts, whose reports are added to it. A split without text is a
+    ValueError.
+    """
     for receipt in receipts:
         report.merge(CorpusReport(**receipt["report"]))
     entries = {split: [r[split] for r in receipts if r[split] is not None] for split in SPLITS}
@@ -282,16 +305,11 @@ def _close_folder(
         "parts": receipts,
     }
     write_json(folder / "index.json", index)
-    for split in SPLITS:
-        names = {Path(entry["file"]).stem for entry in entries[split]}
-        for path in (folder / split).glob("shard-*"):
-            if path.stem not in names:
-                path.unlink()
-    shutil.rmtree(folder / _RECEIPTS)
     return index
 
 
-def _read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict:
+    """Return the object in a JSON file; anything else in it is a ValueError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:

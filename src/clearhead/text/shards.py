@@ -14,6 +14,7 @@ A token stays where it is: position i of `Shards.tokens` is the same id for ever
 import hashlib
 import json
 import os
+import socket
 import struct
 from array import array
 from bisect import bisect_right
@@ -143,7 +144,7 @@ def file_hash(path: Path) -> str:
 
 def _temporary(path: Path) -> Path:
     """A name next to `path` that no other process writes to and that a later run knows as a left-over."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
 
 
 def remove_temporary(folder: Path) -> None:
