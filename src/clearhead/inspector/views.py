@@ -70,6 +70,24 @@ def lens(
     return Lens(*(torch.cat(parts).view(shape) for parts in zip(*found, strict=True)))
 
 
+def of_tokens(
+    model: Transformer, rows: Float[Tensor, "R T D"], logits: Float[Tensor, "T V"], ids: Int[Tensor, " n"]
+) -> tuple[Float[Tensor, "n R1 T"], Float[Tensor, "n R1 T"]]:
+    """The logits and probabilities of some tokens at every row and position, by the lens.
+
+    The rows are those of `lens`; one more follows them, read off the model's `logits`.
+    """
+    flat = rows.flatten(0, 1)
+    step = max(1, _LENS_NUMBERS // max(1, logits.shape[-1]))
+    parts = [model.head(model.stack.norm(part)[None])[0].float() for part in flat.split(step)]
+    found = []
+    for part in (*parts, logits.float()):
+        said = part[:, ids]
+        found.append(torch.stack([said, torch.exp(said - part.logsumexp(-1, keepdim=True))]))
+    both = torch.cat(found, 1).unflatten(1, (rows.shape[0] + 1, rows.shape[1])).permute(0, 3, 1, 2)
+    return both[0].contiguous(), both[1].contiguous()
+
+
 def norms(rows: Float[Tensor, "R T D"]) -> Float[Tensor, "R T"]:
     """The length of every vector."""
     return rows.float().norm(dim=-1)

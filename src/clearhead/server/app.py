@@ -7,6 +7,7 @@
     POST /api/trace                a pass, as the map shows it
     GET  /api/trace/ID/lines       where another position looks
     GET  /api/trace/ID/delta       how far generate() is from it
+    GET  /api/trace/ID/watch       what every row of the map says of some tokens
     GET  /api/trace/ID/t/NAME      a slice of a value        GET  /api/w/NAME    a slice of a weight
     GET  /api/trace/ID/cell/NAME   how one number was made   GET  /api/source/KEY
     POST /api/generate             tokens one by one, as server-sent events
@@ -149,6 +150,11 @@ def add_traces(app: FastAPI, session: Session) -> None:
     @app.get("/api/trace/{number}/delta")
     async def delta(number: str) -> Response:
         return reply({"delta": await session.call(session.delta, number)}, FOREVER)
+
+    @app.get("/api/trace/{number}/watch")
+    async def watch(number: str, ids: str = "") -> Response:
+        tokens = [whole_number(part) for part in ids.split(".")]
+        return tensors(await session.call(session.watch, number, tokens), FOREVER)
 
     @app.post("/api/generate")
     async def generate(request: Request) -> Response:

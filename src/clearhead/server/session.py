@@ -23,7 +23,7 @@ from clearhead.inspector.spelling import Speller, piece_dicts
 from clearhead.server.reading import Read, Reader, read_edits
 from clearhead.server.run_view import RunView
 from clearhead.server.sides import Given, Side, check_alike
-from clearhead.server.summary import glance, summary
+from clearhead.server.summary import glance, summary, watched
 from clearhead.text.foreign import AnyTokenizer
 
 P = ParamSpec("P")
@@ -217,6 +217,11 @@ class Session:
         """Where another position looks, and what the model says there."""
         side, found = self.find(number)
         return glance(side, self.speller, found, position)
+
+    def watch(self, number: str, ids: list[int]) -> bytes:
+        """The logits and probabilities of some tokens in every row of the map, as (token, row, position)."""
+        side, found = self.find(number)
+        return watched(side, found, ids)
 
     def cell(self, number: str, name: str, index: tuple[int, ...]) -> dict[str, Any]:
         """How one number was made."""

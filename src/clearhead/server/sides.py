@@ -90,8 +90,8 @@ def differences(ours: Json, theirs: Json) -> list[str]:
     found = [f"{key} {ours[key]} and {theirs[key]}" for key in ("shape", "head") if ours[key] != theirs[key]]
     found += [
         f"{key} {configs[0].get(key)} and {configs[1].get(key)}"
-        for key in sorted({*configs[0], *configs[1]} - {"shape", "head"})
-        if configs[0].get(key) != configs[1].get(key)
+        for key in {**configs[0], **configs[1]}
+        if key not in ("shape", "head") and configs[0].get(key) != configs[1].get(key)
     ]
     values = [{value["name"]: value["shape"] for value in one["values"]} for one in (ours, theirs)]
     odd = [name for name in {**values[0], **values[1]} if values[0].get(name) != values[1].get(name)]

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from clearhead.inspector.passes import Look, Pass, Passes
 from clearhead.inspector.spelling import Speller, piece_dicts
-from clearhead.inspector.views import map_rows, mean_scores
+from clearhead.inspector.views import map_rows, mean_scores, of_tokens
+from clearhead.model.transformer import Transformer
 from clearhead.server.reading import Read
 from clearhead.server.sides import Side
 from clearhead.server.wire import to_bytes
 
 SAYING = ("lm", "masked", "sequence", "token", "span")  # heads whose output is logits
+MOST_WATCHED = 8
 WORDS = 100  # of the likeliest next tokens, sent with a summary
 
 
@@ -77,6 +79,20 @@ def glance(side: Side, speller: Speller, found: Pass, position: int) -> bytes:
     tensors = lines_of(side, found, position_in(found, position))
     words = words_of(side, speller, found, tensors.get("logits"), with_lens=False)
     return to_bytes(tensors, {"trace": found.id, "select": str(position), "words": words})
+
+
+def watched(side: Side, found: Pass, ids: list[int]) -> bytes:
+    """What every row of the map says of some tokens: `logit` and `p`, each (token, row, position)."""
+    passes, model = side.passes, side.model
+    if found.lens is None or not isinstance(model, Transformer) or passes.main is None:
+        raise ValueError("the rows of this model's map say no words")
+    size = found.output.shape[-1]
+    if not 1 <= len(ids) <= MOST_WATCHED or max(ids) >= size:
+        raise ValueError(f"ids should be 1 to {MOST_WATCHED} token ids from 0 to {size - 1}")
+    rows = torch.cat([passes.value(found, name) for name in passes.map[passes.main["name"]][:-1]])
+    with torch.no_grad():
+        logit, p = of_tokens(model, rows, found.output, torch.tensor(ids, device=rows.device))
+    return to_bytes({"logit": logit, "p": p}, {"trace": found.id, "ids": ids})
 
 
 def position_in(found: Pass, select: object) -> int:

@@ -43,7 +43,7 @@ const post = (path, body, signal) =>
     signal,
   });
 
-/** @typedef {ReturnType<typeof readTrace>} Trace */
+/** @typedef {ReturnType<typeof readTrace> & Record<string, any>} Trace */
 
 /** A trace summary from its bytes: tensors by name, and what the metadata says. */
 function readTrace(buffer) {
@@ -60,12 +60,13 @@ function readTrace(buffer) {
     head: metadata.head,
     step: metadata.step ? Number(metadata.step) : null,
     weights: metadata.weights ?? "",
+    of: metadata.of ?? "",
     select: Number(metadata.select),
     pieces,
     source: json("source_pieces", []),
     rows: json("rows", []),
     sourceRows: json("source_rows", []),
-    experts: json("experts", {}),
+    experts: json("experts", []),
     bytes: buffer.byteLength,
   };
 }
@@ -181,6 +182,12 @@ export const generate = (request, signal) => pieces("/api/generate", request, si
 /** What each change does to one word: every head off, or every row of the map as in another trace. */
 export const sweep = (request, signal) => pieces("/api/sweep", request, signal);
 
+/** The model that stands beside this one, to compare with, or null. */
+export const besideName = first.beside ?? null;
+
+/** What the rows of the map say of some tokens: their logits and probabilities, (token, row, position). */
+export const followed = (id, ids) => once(`/api/trace/${id}/watch?ids=${ids.join(".")}`, async (response) => parse(await response.arrayBuffer()).tensors);
+
 /** The run that is looked at, or null. */
 export const runName = first.run ?? null;
 export const run = async () => (await ask("/api/runs/current")).json();
@@ -236,7 +243,7 @@ export function parse(buffer) {
   const length = Number(new DataView(buffer).getBigUint64(0, true));
   if (length > buffer.byteLength - 8) throw new Error(`a header of ${length} bytes does not fit the file`);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
-  const tensors = {};
+  const tensors = /** @type {Record<string, any>} */ ({});
   for (const [name, entry] of Object.entries(header)) {
     if (name === "__metadata__") continue;
     const [start, end] = entry.data_offsets;

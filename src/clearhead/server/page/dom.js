@@ -9,12 +9,13 @@ const MATHML = new Set("math mrow mi mo mn msub msup msubsup mfrac msqrt munder 
 
 /**
  * @param {string} tag
- * @param {Record<string, any>|null} props attributes; `onclick` and the like are functions; `style` an object
+ * @param {Record<string, any>|null} [props] attributes; `onclick` and the like are functions; `style` an object
  * @param {...any} children
+ * @returns {any} the element
  */
 export function h(tag, props, ...children) {
   const space = SVG.has(tag) ? SPACES.svg : MATHML.has(tag) ? SPACES.math : null;
-  const element = space ? document.createElementNS(space, tag) : document.createElement(tag);
+  const element = /** @type {any} */ (space ? document.createElementNS(space, tag) : document.createElement(tag));
   for (const [name, value] of Object.entries(props ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) {

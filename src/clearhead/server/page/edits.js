@@ -5,11 +5,13 @@
 import * as api from "./api.js";
 import { brief, fill, h, percent, visible } from "./dom.js";
 import { wordOf } from "./map.js";
+import { logitsHere, logitsThere, spell } from "./next.js";
 import { argmax, softmax } from "./sample.js";
-import { app, go, manifest, redraw } from "./store.js";
+import { app, compared, go, manifest, redraw } from "./store.js";
 import { t } from "./text.js";
+import { keptSteps } from "./train.js";
 
-let sweep = null; // {stop: AbortController|null, rows: [change, layer, head][], done, all, id}
+let sweep = null; // {stop: AbortController|null, rows: events of heads, done, all, id: of which text, word}
 
 const set = (i, patch) => go({ edits: app.state.edits.map((edit, k) => (k === i ? { ...edit, ...patch } : edit)) });
 
@@ -33,29 +35,52 @@ export function drawEdits() {
           ),
         ),
       ),
-    (edits.length > 0 || app.state.against) && effect(),
+    compared() && effect(),
     compareBox(),
     sweepTools(),
   );
 }
 
-/** Another text to compare with, and how to change that. */
+/** What to compare with, another text or other weights, and how to change that. */
 function compareBox() {
   if (manifest.stacks.length === 0) return null;
-  const { against } = app.state;
+  const { against, versus } = app.state;
+  const steps = keptSteps();
+  const weights = [["", t("compare.same")], ...(api.besideName ? [["beside", api.besideName]] : []), ...steps.map((step) => [String(step), t("train.at", { step })])];
+  if (!weights.some(([value]) => value === versus)) weights.push([versus, versus]);
   return h(
     "details",
-    { id: "compare", open: against !== "" },
+    { id: "compare", open: against !== "" || versus !== "" },
     h("summary", null, t("compare.title")),
     h(
       "label",
       { class: "box other" },
       h("span", null, t("compare.text")),
-      h("input", { type: "text", id: "against", value: against, onchange: (event) => go({ against: event.target.value, paint: event.target.value ? "delta" : "p" }) }),
+      h("input", { type: "text", id: "against", value: against, onchange: (event) => compareWith({ against: event.target.value }) }),
     ),
-    against && h("p", { class: "soft small" }, t("compare.note")),
-    against && patchTools(),
+    weights.length > 1 &&
+      h("label", { class: "row" }, `${t("compare.weights")} `, h("select", { id: "versus", onchange: (event) => compareWith({ versus: event.target.value }) }, weights.map(([value, name]) => h("option", { value, selected: value === versus }, name)))),
+    (against || versus) && h("p", { class: "soft small" }, t("compare.note")),
+    (against || versus) && patchTools(),
   );
+}
+
+/** Compare with something else, or with nothing more; the colours say what differs. */
+export function compareWith(patch) {
+  const next = { ...app.state, ...patch };
+  const on = next.against || next.versus || next.edits.some((edit) => edit.on);
+  go({ ...patch, paint: on ? "delta" : "p" });
+}
+
+/** `c`: the colours of what differs and back; where nothing is compared yet, the model beside, or the box. */
+export function toggleCompare() {
+  const { against, versus, paint, edits } = app.state;
+  if (against || versus || edits.some((edit) => edit.on)) return go({ paint: paint === "delta" ? "p" : "delta" }, true);
+  if (api.besideName) return compareWith({ versus: "beside" });
+  const box = document.getElementById("compare");
+  if (!box) return;
+  box.open = true;
+  (document.getElementById("versus") ?? document.getElementById("against")).focus();
 }
 
 /** The other text's vectors, put in one by one, where both have as many tokens. */
@@ -71,23 +96,37 @@ function patchTools() {
   );
 }
 
+/** What the server is asked in a sweep: the text as it is, edits and all. */
+function asked() {
+  const { state, baseline } = app;
+  const text = state.ids ? { ids: state.ids } : { text: state.text };
+  const edits = state.edits.filter((edit) => edit.on).map(({ on, ...edit }) => (edit.kind === "patch" ? { ...edit, value: { trace: baseline.id } } : edit));
+  return { ...text, source: state.source || undefined, step: state.step ?? undefined, edits };
+}
+
+/** The word whose logit a sweep follows: the first that the reader follows, else the likeliest. */
+const wordSwept = () => app.state.watch[0] ?? argmax(app.trace.logits.data);
+
 async function runPatches() {
   if (app.stale) return;
-  const { trace, state, baseline } = app;
-  const mine = { stop: new AbortController(), trace: trace.id, all: 0, word: argmax(trace.logits.data), changes: new Map() };
+  const { trace, baseline } = app;
+  const mine = { stop: new AbortController(), trace: trace.id, all: 0, word: wordSwept(), changes: new Map() };
   app.patched = mine;
   go({ paint: "patch" }, true);
-  const text = state.ids ? { ids: state.ids } : { text: state.text };
-  const edits = state.edits.filter((edit) => edit.on && edit.kind !== "patch").map(({ on, ...edit }) => edit);
-  const asked = { ...text, source: state.source || undefined, step: state.step ?? undefined, edits, what: "rows", from: baseline.id, word: mine.word };
+  const hear = (event) => mine.changes.set(`${event.row}|${event.position}`, event.change);
+  await listen(mine, { ...asked(), what: "rows", from: baseline.id }, hear, () => mine.trace === app.trace.id);
+}
+
+/** Hear a sweep to its end, or until the reader stops it, or what is seen is no longer what it is of. */
+async function listen(mine, request, hear, still) {
   try {
-    for await (const event of api.sweep(asked, mine.stop.signal)) {
-      if (app.trace.id !== mine.trace) mine.stop.abort();
+    for await (const event of api.sweep({ ...request, word: mine.word }, mine.stop.signal)) {
+      if (!still()) mine.stop.abort();
       if (event.error) throw new Error(event.error);
       if (event.all !== undefined) mine.all = event.all;
       if (event.change === undefined) continue;
-      mine.changes.set(`${event.row}|${event.position}`, event.change);
-      redraw();
+      hear(event);
+      redraw(["header", "maps", "edits"]);
     }
   } catch (error) {
     if (error.name !== "AbortError") app.error = error.message || "away";
@@ -96,15 +135,40 @@ async function runPatches() {
   redraw();
 }
 
-/** How the prediction moved. */
+/** How the prediction moved, and the number on screen. */
 function effect() {
-  const { baseline, trace } = app;
-  if (!baseline?.logits || !trace?.logits || baseline === trace) return null;
-  const [before, after] = [softmax(baseline.logits.data), softmax(trace.logits.data)];
+  const [there, here] = [logitsThere(), logitsHere()];
+  if (!there || !here || there.length !== here.length) return null;
+  const [before, after] = [softmax(there), softmax(here)];
   const [a, b] = [argmax(before), argmax(after)];
-  const line = (id) => t(app.state.against ? "compare.moved" : "edit.moved", { word: visible(wordOf(id)), before: percent(before[id]), after: percent(after[id]), logit: brief(trace.logits.data[id] - baseline.logits.data[id], 3) });
-  return h("p", { id: "effect" }, line(a), a !== b && h("br"), a !== b && line(b));
+  let most = 0;
+  for (let id = 1; id < after.length; id += 1) if (Math.abs(after[id] - before[id]) > Math.abs(after[most] - before[most])) most = id;
+  spell([a, b, most]);
+  const key = app.state.against || app.state.versus ? "compare.moved" : "edit.moved";
+  const line = (id) => t(key, { word: visible(wordOf(id)), before: percent(before[id]), after: percent(after[id]), logit: brief(here[id] - there[id], 3) });
+  const rest = [...new Set([a, b, ...app.state.watch])].filter((id) => id !== most && id < here.length);
+  return h("div", { id: "effect" }, h("p", { id: "mover", "data-id": most }, h("b", null, t("edit.most")), ` ${line(most)}`), rest.map((id) => h("p", { "data-id": id }, line(id))), numberThere());
 }
+
+/** The number on screen in what is compared with, where that has the same cells. */
+function numberThere() {
+  const { trace, baseline, state } = app;
+  if (!state.cell || state.cell.name.startsWith("param:") || trace.pieces.length !== baseline.pieces.length) return null;
+  const { name, index } = state.cell;
+  const key = [trace.id, baseline.id, name, index].join();
+  if (pair.key !== key) {
+    pair = { key, values: null };
+    const mine = pair;
+    Promise.all([baseline, trace].map((one) => api.slice(one.id, name, index.join()))).then((both) => {
+      mine.values = both.map(({ data }) => data[0]);
+      redraw(["edits"]);
+    }, () => {});
+  }
+  if (!pair.values) return null;
+  const [before, after] = pair.values;
+  return h("p", { id: "number-there" }, t("compare.number", { name: `${name}[${index.join(", ")}]`, before: brief(before), after: brief(after), change: brief(after - before) }));
+}
+let pair = { key: "", values: null };
 
 function sweepTools() {
   const speaks = manifest.stacks.length > 0 && app.trace?.logits && app.trace.heads;
@@ -128,28 +192,15 @@ function sweepTools() {
 
 const sweepId = () => JSON.stringify([app.state.text, app.state.ids, app.state.source]);
 
-/** Let the server switch every head off, one after the other, and note what the likeliest word's logit loses. */
+/** Let the server switch every head off, one after the other, and note what a word's logit loses. */
 async function runSweep() {
-  const { trace, state } = app;
-  sweep = { stop: new AbortController(), rows: [], done: 0, all: 0, id: sweepId(), word: argmax(trace.logits.data) };
-  const mine = sweep;
-  const edits = state.edits.filter((edit) => edit.on).map(({ on, ...edit }) => edit);
-  const text = state.ids ? { ids: state.ids } : { text: state.text };
-  const asked = { ...text, source: state.source || undefined, step: state.step ?? undefined, edits, what: "heads", word: mine.word };
-  redraw();
-  try {
-    for await (const event of api.sweep(asked, mine.stop.signal)) {
-      if (sweepId() !== mine.id) mine.stop.abort(); // the reader typed
-      if (event.error) throw new Error(event.error);
-      if (event.all !== undefined) mine.all = event.all;
-      if (event.change === undefined) continue;
-      mine.done = event.done;
-      mine.rows.push(event);
-      redraw();
-    }
-  } catch (error) {
-    if (error.name !== "AbortError") app.error = error.message || "away";
-  }
-  mine.stop = null;
-  redraw();
+  if (app.stale) return;
+  const mine = { stop: new AbortController(), rows: [], done: 0, all: 0, id: sweepId(), word: wordSwept() };
+  sweep = mine;
+  redraw(["edits"]);
+  const hear = (event) => {
+    mine.done = event.done;
+    mine.rows.push(event);
+  };
+  await listen(mine, { ...asked(), what: "heads" }, hear, () => mine.id === sweepId());
 }

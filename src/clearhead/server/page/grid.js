@@ -9,7 +9,7 @@ import { h } from "./dom.js";
  * @param {HTMLElement} host
  * @param {{
  *   label: () => string, size: () => [number, number], at: () => [number, number],
- *   draw: (canvas: HTMLCanvasElement, width: number) => void, hit: (x: number, y: number) => [number, number]|null,
+ *   draw: (canvas: HTMLCanvasElement, width: number) => void, hit: (x: number, y: number) => any,
  *   describe: (row: number, column: number) => string, move: (row: number, column: number) => void,
  *   open?: (row: number, column: number) => void, key?: (event: KeyboardEvent, row: number, column: number) => boolean,
  *   hover?: (text: string) => void, resized: () => void, first?: number,

@@ -96,7 +96,7 @@ const ANSWERS = [
   },
   () => {
     const path = depths();
-    let best = null;
+    let best = /** @type {any} */ (null);
     path.forEach(({ row, lens }, i) => {
       if (row.label !== "feed-forward" || i === 0) return;
       const before = path[i - 1].lens;

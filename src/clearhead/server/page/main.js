@@ -2,26 +2,20 @@
  * The page: text → map → layer → step → number. One state, held in the address; every view draws from it.
  */
 
-import { fill, h } from "./dom.js";
-import { drawEdits } from "./edits.js";
+import * as api from "./api.js";
+import { fill, h, visible } from "./dom.js";
 import { say } from "./grid.js";
-import { drawGuide } from "./guide.js";
 import { drawHeads, editHead, headViews } from "./heads.js";
 import { crossNote, drawMaps, linesNote, mapViews } from "./map.js";
-import { drawNext } from "./next.js";
-import { drawNumber, forward } from "./number.js";
-import { app, go, layerIndex, manifest, onDraw, piecesOf, position, readAddress, redraw, setTheme, stack, start } from "./store.js";
-import { drawSteps, openHead, stepViews } from "./steps.js";
-import { drawTakeaway, openKeys, openTable } from "./takeaway.js";
+import { drawNext, toBranches } from "./next.js";
+import { app, go, layerIndex, manifest, onDraw, openHead, piecesOf, position, readAddress, redraw, setTheme, stack, start } from "./store.js";
 import { languages, setLanguage, t } from "./text.js";
-import { drawTrain, trainViews } from "./train.js";
-import { visible } from "./dom.js";
 
 const at = (id) => document.getElementById(id);
 
 // ---------------------------------------------------------------- header
 
-const PAINTS = ["p", "norm", "delta", "patch"];
+const PAINTS = ["p", "norm", "delta", "watch", "patch"];
 
 function drawHeader() {
   const { state, trace } = app;
@@ -40,7 +34,7 @@ function drawHeader() {
   const status = at("status");
   status.textContent = app.error === "away" ? t("away") : app.error || (app.stale ? t("running") : trace ? t("traced", { n: trace.pieces.length, ms: trace.ms < 10 ? trace.ms.toFixed(1) : trace.ms.toFixed(0) }) : t("empty"));
   status.className = app.error ? "chip problem" : app.stale ? "chip stale" : "chip";
-  at("status-note").textContent = app.note ? t("address", { names: app.note }) : "";
+  at("status-note").textContent = app.note();
   document.body.classList.toggle("stale", app.stale || Boolean(app.error));
   fill(at("crumbs"), crumbs());
   fill(at("settings"), settings());
@@ -71,20 +65,20 @@ function settings() {
     h("button", { type: "button", id: "guide-open", "aria-controls": "guide", "aria-expanded": String(state.guide > 0), onclick: () => go({ guide: state.guide ? 0 : 1 }) }, t("guide.open")),
     h("button", { type: "button", id: "theme", "aria-pressed": String(dark), onclick: () => go({ theme: dark ? "light" : "dark" }, true) }, t(dark ? "theme.light" : "theme.dark")),
     languages.map(([code, name]) => h("button", { type: "button", lang: code, class: "language", "aria-pressed": String(t("lang") === code), onclick: () => go({ lang: code }, true) }, name)),
-    h("button", { type: "button", id: "keys-open", "aria-label": t("keys.title"), onclick: openKeys }, "?"),
+    h("button", { type: "button", id: "keys-open", "aria-label": t("keys.title"), onclick: () => rest.openKeys?.() }, "?"),
   ];
 }
 
 function paintTools() {
   const { state } = app;
-  const edited = state.against || state.edits.some((edit) => edit.on);
+  const edited = state.against || state.versus || state.edits.some((edit) => edit.on);
   if (manifest.stacks.length === 0) return [];
   return [
     h(
       "label",
       null,
       `${t("paint")} `,
-      h("select", { id: "paint-choice", onchange: (event) => go({ paint: event.target.value }, true) }, PAINTS.filter((name) => name === state.paint || (name !== "delta" || edited) && (name !== "patch" || app.patched)).map((name) => h("option", { value: name, selected: state.paint === name }, t(`paint.${name}`)))),
+      h("select", { id: "paint-choice", onchange: (event) => go({ paint: event.target.value }, true) }, PAINTS.filter((name) => name === state.paint || (name !== "delta" || edited) && (name !== "watch" || state.watch.length) && (name !== "patch" || app.patched)).map((name) => h("option", { value: name, selected: state.paint === name }, t(`paint.${name}`)))),
     ),
     h("label", { class: "check" }, h("input", { type: "checkbox", id: "wide", checked: state.wide, onchange: (event) => go({ wide: event.target.checked }, true) }), t("wide")),
   ];
@@ -116,15 +110,16 @@ function onKey(event) {
     h: () => at("head-grid").focus(),
     g: () => at("map-0").focus(),
     n: () => at("number").focus(),
-    t: openTable,
+    t: () => rest.openTable?.(),
     z: () => go({ wide: !state.wide }, true),
-    c: () => go({ paint: state.paint === "delta" ? "p" : "delta" }, true),
+    c: () => rest.toggleCompare?.(),
+    b: toBranches,
     q: () => go({ guide: state.guide ? 0 : 1 }),
     x: () => switchOff("zero"),
     m: () => switchOff("mean"),
     f: () => switchOff("freeze"),
-    "?": openKeys,
-    Backspace: forward,
+    "?": () => rest.openKeys?.(),
+    Backspace: () => rest.forward?.(),
     Escape: outwards,
   };
   if (!actions[event.key]) return;
@@ -179,14 +174,35 @@ function listen() {
   }
 }
 
+/** What the first picture does not need: fetched while it is looked at. */
+async function below() {
+  const [edits, guide, number, steps, takeaway, train] = await Promise.all([
+    import("./edits.js"),
+    import("./guide.js"),
+    import("./number.js"),
+    import("./steps.js"),
+    import("./takeaway.js"),
+    api.runName ? import("./train.js") : null,
+  ]);
+  steps.stepViews();
+  train?.trainViews();
+  draw({ steps: steps.drawSteps, number: number.drawNumber, edits: edits.drawEdits, takeaway: takeaway.drawTakeaway, guide: guide.drawGuide });
+  if (train) draw({ train: train.drawTrain });
+  const { toggleCompare } = edits;
+  Object.assign(rest, { toggleCompare, forward: number.forward, openKeys: takeaway.openKeys, openTable: takeaway.openTable });
+  app.whole = true;
+  redraw();
+}
+const rest = {};
+
+const draw = (views) => Object.entries(views).forEach(([name, view]) => onDraw(name, view));
+
 setTheme();
 if (manifest) {
   mapViews();
   headViews();
-  stepViews();
-  trainViews();
-  const all = { drawHeader, drawMaps, drawNext, drawHeads, drawSteps, drawNumber, drawEdits, drawTakeaway, drawGuide, drawTrain };
-  for (const [name, view] of Object.entries(all)) onDraw(name.slice(4).toLowerCase(), view);
+  draw({ header: drawHeader, maps: drawMaps, next: drawNext, heads: drawHeads });
   listen();
   start();
+  requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(below))); // once the first picture stands
 }

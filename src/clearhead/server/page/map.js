@@ -3,10 +3,11 @@
  * colour the probability of that word; the lines are the attention of the selected position.
  */
 
-import { words } from "./api.js";
+import { followed, words } from "./api.js";
 import { css, diverging, inkOn, sequential } from "./colors.js";
 import { brief, percent, visible } from "./dom.js";
 import { makeGrid, say } from "./grid.js";
+import { follow } from "./next.js";
 import { CanvasPaint, SvgPaint } from "./paint.js";
 import { app, beside, compared, expertsOf, go, layerIndex, lengthsOf, manifest, piecesOf, position, redraw, rowIndex, rowsOf, select, show, stackAt, stacks } from "./store.js";
 import { t } from "./text.js";
@@ -46,6 +47,7 @@ export function mapViews() {
         paintMap(new CanvasPaint(canvas, geometry.seen, geometry.height), geometry, i);
       },
     });
+    dragToScale(view.canvas, host, (x, y) => hit(place(i, scroller.clientWidth), x, y), i);
     scroller.addEventListener("scroll", () => view.draw(), { passive: true });
     grids.push(view);
   });
@@ -157,6 +159,15 @@ export function describe(i, r, column) {
   const parts = [where, rowName(row)];
   if (lens) parts.push(t("map.says", { word: visible(wordOf(lens.id)), p: percent(lens.p) }));
   if (norm !== null && norm !== undefined) parts.push(`‖·‖ ${brief(norm)}`);
+  if (lens && compared()) {
+    const there = beside(column);
+    const other = there === null ? null : lensAt(app.baseline, row, there);
+    parts.push(other ? t("map.there", { word: visible(wordOf(other.id)), p: percent(other.p) }) : t("map.alone"));
+  }
+  const watched = lens ? followedAt(row, column) : null;
+  if (watched) parts.push(t("map.watch", { word: visible(wordOf(watched.id)), p: percent(watched.p) }) + (watched.change === null ? "" : ` (${t("map.watch.delta", { change: brief(watched.change, 3) })})`));
+  const edit = scaleOf(row, column);
+  if (edit) parts.push(`${t("kind.scale")} × ${edit.value}`);
   const change = patchAt(row.name, column);
   if (change !== undefined) parts.push(t("map.patch", { change: brief(change, 3) }));
   for (const [expert, weight] of expertsAt(one, row, column)) parts.push(t("map.expert", { n: expert, w: weight.toFixed(2) }));
@@ -194,13 +205,67 @@ function keyOn(i, event, r, column) {
     say(t("edit.added", { name: row.added }));
     return true;
   }
-  if (event.key === "p" && row && app.state.against && compared()) {
+  const step = { "+": SCALE, "=": SCALE, "-": -SCALE, "−": -SCALE }[event.key];
+  if (step && scalable(row)) {
+    scaleCell(row, column, (scaleOf(row, column)?.value ?? 1) + step);
+    return true;
+  }
+  const lens = event.key === "w" && i === 0 && row ? lensAt(app.trace, row, column) : null;
+  if (lens) {
+    follow(lens.id);
+    return true;
+  }
+  if (event.key === "p" && row && (app.state.against || app.state.versus) && compared()) {
     const edit = { name: row.name, kind: "patch", at: [null, column], value: null, on: true };
     go({ edits: [...app.state.edits, edit] });
     say(t("edit.done"));
     return true;
   }
   return false;
+}
+
+// ---------------------------------------------------------------- a vector made longer or shorter
+
+const SCALE = 0.25; // of a key
+const [LEAST, MOST] = [-2, 4];
+
+const scalable = (row) => Boolean(row) && (row.layer !== null || !row.name.endsWith(".input"));
+const scaleOf = (row, column) => app.state.edits.find((edit) => edit.kind === "scale" && edit.name === row.name && edit.at.join() === [null, column].join());
+
+/** Multiply the vector of a cell; times one is no edit. */
+function scaleCell(row, column, factor, quietly = false) {
+  const value = Math.max(LEAST, Math.min(MOST, Math.round(100 * factor) / 100));
+  const there = scaleOf(row, column);
+  const rest = app.state.edits.filter((edit) => edit !== there);
+  const edit = { name: row.name, kind: "scale", at: [null, column], value, on: true };
+  go({ edits: value === 1 ? rest : there ? app.state.edits.map((one) => (one === there ? edit : one)) : [...rest, edit] }, quietly);
+  const text = t("map.scaled", { name: row.name, value });
+  document.getElementById("readout").textContent = text;
+  say(text);
+}
+
+/** With a mouse or a pen: press on a cell and pull it up or down. A finger scrolls; it has the slider of the edit. */
+function dragToScale(canvas, host, find, i) {
+  let drag = null;
+  let pulled = false;
+  canvas.addEventListener("pointerdown", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const at = event.pointerType === "touch" || event.button !== 0 ? null : find(event.clientX - box.left, event.clientY - box.top);
+    const row = at && rowsOf(stackAt(i))[at[0]];
+    pulled = false;
+    drag = scalable(row) ? { row, column: at[1], y: event.clientY, from: scaleOf(row, at[1])?.value ?? 1, last: null } : null;
+    if (drag) canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const up = drag ? drag.y - event.clientY : 0;
+    if (!drag || (!pulled && Math.abs(up) < 6)) return;
+    const factor = Math.round(10 * (drag.from + up / 50)) / 10;
+    if (factor !== drag.last) scaleCell(drag.row, drag.column, factor, pulled);
+    drag.last = factor;
+    pulled = true;
+  });
+  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => (drag = null));
+  host.addEventListener("click", (event) => pulled && event.stopPropagation(), true); // a pull is no click
 }
 
 // ---------------------------------------------------------------- painting
@@ -230,6 +295,13 @@ function looksOf(i, row, column, theme, extremes) {
     const small = `${change < 0 ? "−" : "+"}${Math.round(100 * Math.abs(change))}`;
     return { color: diverging(theme, change, 0.5), word, small, share: Math.abs(change), mark: other };
   }
+  if (state.paint === "watch" && state.watch.length) {
+    const found = followedAt(row, column);
+    if (!found) return null;
+    if (found.change === null) return { color: sequential(theme, found.p), word, small: percent(found.p, 0), share: found.p };
+    const share = Math.abs(found.change) / extremes.watch();
+    return { color: diverging(theme, found.change, extremes.watch()), word, small: brief(found.change, 1), share };
+  }
   if (state.paint === "patch") {
     const change = patchAt(row.name, column);
     if (change === undefined) return null;
@@ -242,6 +314,45 @@ function looksOf(i, row, column, theme, extremes) {
 /** What putting the other text's vector here does to the logit, once that was tried. */
 const patchAt = (name, column) => (app.patched?.trace === app.trace.id ? app.patched.changes.get(`${name}|${column}`) : undefined);
 
+/** What a cell says of the token that is followed first: its probability, and how its logit differs. */
+function followedAt(row, column) {
+  const id = app.state.watch[0];
+  if (id === undefined) return null;
+  const [here, other] = [rowsSay(app.trace, id), compared() ? rowsSay(app.baseline, id) : null];
+  const r = app.trace.rows.indexOf(row.name);
+  if (!here || r < 0) return null;
+  const at = r * here.p.shape[2] + column;
+  const there = other ? beside(column) : null;
+  const change = there === null ? null : here.logit.data[at] - other.logit.data[r * other.p.shape[2] + there];
+  return { id, p: here.p.data[at], change };
+}
+
+/** The logits and probabilities of one token in every row of a trace; null until they are there. */
+function rowsSay(trace, id) {
+  const key = `${trace.id}|${id}`;
+  if (!said.has(key)) {
+    if (said.size > 50) said.clear();
+    said.set(key, null);
+    if (trace["lens.id"]) followed(trace.id, [id]).then((tensors) => {
+      said.set(key, tensors);
+      redraw();
+    }, () => {});
+  }
+  return said.get(key);
+}
+const said = new Map();
+
+/** The largest change of the followed token's logit on the map, to measure the others by. */
+function largestChange(i) {
+  let most = 1e-9;
+  for (const row of rowsOf(stackAt(i))) {
+    piecesOf(stackAt(i)).forEach((_, column) => {
+      if (row.layer !== null) most = Math.max(most, Math.abs(followedAt(row, column)?.change ?? 0));
+    });
+  }
+  return most;
+}
+
 /** Draw a map with any paint. */
 export function paintMap(paint, g, i) {
   const theme = app.theme;
@@ -253,6 +364,8 @@ export function paintMap(paint, g, i) {
   const last = Math.min(g.pieces.length, Math.ceil((g.scroll + g.seen - g.left) / g.column) + 1);
   const norm = app.trace[i > 0 ? "source.norm" : "norm"];
   const extremes = { norm: norm ? norm.data.reduce((a, b) => Math.max(a, b), 0) : 1 };
+  let most = 0;
+  extremes.watch = () => (most ||= largestChange(i));
   if (one.foreign) extremes.norm = Math.max(1e-9, ...g.rows.flatMap((row) => [...(lengthsOf(row.name) ?? [])]));
   const X = (j) => g.x(j) - g.scroll;
 

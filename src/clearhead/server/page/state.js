@@ -7,6 +7,7 @@
 /**
  * @typedef {{name: string, kind: string, at: (number|null)[], value: number|null, on: boolean}} Edit
  * @typedef {{name: string, index: number[]}} Place
+ * @typedef {{of: number, keep: number, ids: number[]}} Node the first `keep` tokens of node `of` (-1: of none), then these
  */
 
 export const first = () => ({
@@ -25,6 +26,9 @@ export const first = () => ({
   trail: /** @type {Place[]} */ ([]), // where the walk back came from
   edits: /** @type {Edit[]} */ ([]),
   against: "", // the text that this one is compared with
+  versus: "", // the weights it is compared with: "beside", or of a run a step; "": the same
+  tree: /** @type {Node[]} */ ([]), // texts that were branched off one another
+  watch: /** @type {number[]} */ ([]), // tokens whose logits are followed
   sampling: { temperature: 1, top_k: 0, top_p: 1, min_p: 0, repetition_penalty: 1, seed: 7 },
   paint: "p", // what the colour of the map's cells says
   wide: false, // columns wide enough for words, whatever the length
@@ -34,6 +38,7 @@ export const first = () => ({
   score: "induction", // of a run: the score of the heads that is shown over time
   lang: "", // "": the browser's
   theme: "", // "": the system's
+  of: "", // architecture, weights, vocabulary and machine that the numbers come from, as short hashes
 });
 
 const FIELDS = [
@@ -52,6 +57,9 @@ const FIELDS = [
   ["trail", "trail", { write: (x) => x.map(place).join(";"), read: (x) => x.split(";").map(readPlace) }],
   ["edits", "edits", { write: (x) => x.map(writeEdit).join(";"), read: (x) => x.split(";").map(readEdit) }],
   ["b", "against", text()],
+  ["vs", "versus", text()],
+  ["tree", "tree", { write: (x) => x.map(writeNode).join(";"), read: (x) => x.split(";").map(readNode) }],
+  ["watch", "watch", list(".")],
   ["paint", "paint", text()],
   ["wide", "wide", { write: () => "1", read: () => true }],
   ["q", "guide", number()],
@@ -60,6 +68,7 @@ const FIELDS = [
   ["score", "score", text()],
   ["lang", "lang", text()],
   ["theme", "theme", text()],
+  ["of", "of", text()],
 ];
 const KNOBS = [
   ["T", "temperature"],
@@ -109,6 +118,15 @@ function readEdit(x) {
     value: value === undefined ? null : toNumber(value),
     on: off === "",
   };
+}
+
+function writeNode({ of, keep, ids }) {
+  return `${of < 0 ? "" : `${of},${keep}`}:${ids.join(".")}`;
+}
+function readNode(x, i) {
+  const match = /^(?:(\d+),(\d+))?:((?:\d+(?:\.\d+)*)?)$/.exec(x);
+  if (!match || Number(match[1] ?? -1) >= i) throw new Error(`"${x}" is no branch`);
+  return { of: Number(match[1] ?? -1), keep: Number(match[2] ?? 0), ids: match[3] ? match[3].split(".").map(Number) : [] };
 }
 
 const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);

@@ -8,7 +8,7 @@ import { css, diverging, sequential } from "./colors.js";
 import { brief, exact, fill, h, percent, visible } from "./dom.js";
 import { makeGrid } from "./grid.js";
 import { CanvasPaint, SvgPaint, pixels } from "./paint.js";
-import { app, attention, go, keysOf, layerIndex, piecesOf, position, redraw, rowIndex, rowsOf, show, stack, valueNamed } from "./store.js";
+import { app, go, keysOf, layerIndex, openHead, piecesOf, position, redraw, rowIndex, rowsOf, show, stack, valueNamed } from "./store.js";
 import { t } from "./text.js";
 
 const WINDOW = 256; // rows of a picture at most; more are said to be left out
@@ -16,14 +16,6 @@ let grid = null;
 let shown = null; // what the picture shows now
 let at = [0, 0]; // the live cell of a value's matrix
 let loading = "";
-
-/** The attention and head whose steps are shown, or null when another value is. */
-export function openHead() {
-  const { state } = app;
-  if (state.value !== null || !app.trace) return null;
-  const attn = attention();
-  return attn ? { attn, head: Math.min(state.head ?? 0, attn.n_heads - 1) } : null;
-}
 
 export function stepViews() {
   const host = document.getElementById("step-grid");
@@ -209,11 +201,11 @@ function wantHead({ attn, head }) {
     { name: `${attn.path}.queries`, spec: `0,${head},${from}:${to},:` },
     { name: `${attn.path}.keys`, spec: `0,${shared},:,:` },
   ].filter(({ name }) => valueNamed(name));
-  return { key: `${trace.id}|${attn.path}|${head}|${from}`, slices, make: (tensors) => headPicture(attn, head, shared, from, tensors) };
+  return { key: `${trace.id}|${attn.path}|${head}|${from}`, slices, make: (tensors) => headPicture(attn, head, from, tensors) };
 }
 
 /** The pictures of one head: scores, what may be seen, weights; and query times key below. */
-function headPicture(attn, head, shared, from, [scores, weights, queries, keys]) {
+function headPicture(attn, head, from, [scores, weights, queries, keys]) {
   const rows = scores.shape.at(-2);
   const columns = scores.shape.at(-1);
   const value = (tensor, i, j) => tensor.data[i * columns + j];

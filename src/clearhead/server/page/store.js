@@ -20,8 +20,9 @@ export const app = {
   /** what patching each cell of the map does: {trace, other, changes: "row|position" -> change of the logit} */
   patched: null,
   stale: false,
+  whole: false, // whether all views are there
   error: "",
-  note: "",
+  note: () => "",
   theme: /** @type {ReturnType<typeof palette>} */ (null),
 };
 
@@ -41,7 +42,9 @@ export function redraw(names = null) {
     const now = wanted;
     wanted = new Set();
     for (const [name, view] of views) if (now.has(name)) view();
-    document.documentElement.dataset.ready = app.trace && !app.stale ? app.trace.id : "";
+    const id = app.trace && !app.stale ? app.trace.id : "";
+    document.documentElement.dataset.picture = id;
+    document.documentElement.dataset.ready = app.whole ? id : "";
   });
 }
 
@@ -59,7 +62,7 @@ function touched(before, after) {
 }
 
 /** What the model has to be asked again for. */
-const question = (state) => JSON.stringify([state.against, state.text, state.ids, state.source, state.step, active(state.edits)]);
+const question = (state) => JSON.stringify([state.against, state.versus, state.text, state.ids, state.source, state.step, active(state.edits)]);
 const active = (edits) => edits.filter((edit) => edit.on).map(({ on, ...edit }) => edit);
 
 /**
@@ -73,7 +76,7 @@ export function go(patch, quietly = false) {
   if (before.theme !== app.state.theme) setTheme();
   if (quietly) later ||= setTimeout(writeAddress, 120); // a slider that is dragged is not sixty addresses a second
   else if (`#${encode(app.state)}` !== location.hash) history.pushState(null, "", `#${encode(app.state)}`);
-  if (question(app.state) !== question(before)) return ask();
+  if (question(app.state) !== question(before)) return ask(true);
   if (before.position !== app.state.position || before.stack !== app.state.stack) fetchLines();
   redraw(touched(before, app.state));
 }
@@ -95,14 +98,17 @@ export function readAddress() {
   const { state, problems } = decode(location.hash);
   const before = question(app.state);
   app.state = state;
-  app.note = problems.length ? problems.join(", ") : "";
+  app.note = () => (problems.length ? t("address", { names: problems.join(", ") }) : "");
   if (!app.trace || question(state) !== before) ask();
   else fetchLines();
   redraw();
 }
 
-/** Run the model on the state's text. What is on screen is marked stale until the answer is there. */
-export async function ask() {
+/**
+ * Run the model on the state's text. What is on screen is marked stale until the answer is there.
+ * `acted`: the reader changed something; else the state is that of an address, and what differs is said.
+ */
+export async function ask(acted = false) {
   const { state } = app;
   const edits = active(state.edits);
   const select = state.stack === 0 ? state.position : null;
@@ -116,7 +122,7 @@ export async function ask() {
   app.error = "";
   redraw(["header"]); // the rest is of the text before, and marked as such
   try {
-    const other = { ...plain, ...(state.against ? { text: state.against, ids: undefined } : {}) };
+    const other = { ...plain, ...(state.against ? { text: state.against, ids: undefined } : {}), ...weights(state) };
     const patches = edits.some((edit) => edit.kind === "patch");
     if (patches) await compare(other, edits, null); // what is put in must be there first
     const sent = edits.map((edit) => (edit.kind === "patch" ? { ...edit, value: { trace: app.baseline?.id ?? "" } } : edit));
@@ -127,20 +133,49 @@ export async function ask() {
     app.stale = false;
     app.lines = null;
     if (!patches) await compare(other, edits, answer);
+    if (question(app.state) === question(state)) settle(acted);
     fetchLines();
     measure();
   } catch (error) {
     app.error = error.status === 0 ? "away" : error.message;
-    if (error.status === 0) setTimeout(() => app.error === "away" && ask(), 2000);
+    if (error.status === 0) setTimeout(() => app.error === "away" && ask(acted), 2000);
   }
   redraw();
 }
 
-/** The trace that the picture is compared with: another text, or this one without edits. */
+/** Whose weights answer the question that is compared with. */
+function weights({ versus }) {
+  if (versus === "beside") return { model: "beside", step: undefined };
+  return versus ? { step: Number(versus) } : {};
+}
+
+/** The text belongs to the tokens that were forced; the address says of which weights the numbers are. */
+function settle(acted) {
+  const { state, trace, baseline } = app;
+  if (state.ids) state.text = written(trace.pieces);
+  const now = trace.of + (state.versus && baseline ? `.${baseline.of.split(".")[1]}` : "");
+  const then = state.of.split(".");
+  const other = now.split(".").flatMap((part, i) => (part === then[i] ? [] : [i]));
+  if (acted) app.note = () => "";
+  if (acted || !state.of) state.of = now;
+  else if (other.length) app.note = () => t("differs", { names: other.map((i) => t(`differs.${i}`)).join(", ") });
+  if (state.versus === "beside" && !api.besideName) app.note = () => t("compare.none");
+  writeAddress();
+}
+
+/** The text of pieces, without the token that a decoder is started with. */
+function written(pieces) {
+  const hex = pieces.filter((piece, i) => i > 0 || !piece.special).map((piece) => piece.bytes).join("");
+  if (!hex) return pieces.map((piece) => piece.id).join(" "); // without a tokenizer a text is numbers
+  return new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(hex.match(/../g), (byte) => parseInt(byte, 16)));
+}
+
+/** The trace that the picture is compared with: another text, other weights, or this one without edits. */
 async function compare(request, edits, answer) {
   const { state } = app;
   const plain = JSON.stringify(request);
-  if (edits.length === 0 && !state.against) {
+  const nothing = !state.against && (!state.versus || (state.versus === "beside" && !api.besideName));
+  if (edits.length === 0 && nothing) {
     app.baseline = answer;
     answer.plain = plain;
   } else if (app.baseline?.plain !== plain) {
@@ -182,7 +217,7 @@ export function start() {
   const given = api.firstTrace();
   const { state, problems } = decode(location.hash);
   app.state = state;
-  app.note = problems.join(", ");
+  app.note = () => (problems.length ? t("address", { names: problems.join(", ") }) : "");
   const empty = !state.text && !state.ids && !state.source;
   if (empty) {
     state.text = api.firstRequest.text;
@@ -190,9 +225,10 @@ export function start() {
   }
   history.replaceState(null, "", `#${encode(state)}`); // so that Back finds the text again
   const same = state.text === api.firstRequest.text && state.source === api.firstRequest.source && !state.ids;
-  if (given && (empty || same) && state.step === null && active(state.edits).length === 0) {
+  if (given && (empty || same) && state.step === null && !state.against && !state.versus && active(state.edits).length === 0) {
     app.trace = given;
     app.baseline = given;
+    settle(false);
     fetchLines();
   } else ask();
   redraw();
@@ -202,16 +238,14 @@ export function start() {
 export function expertsOf(path) {
   const key = `${app.trace.id}|${path}`;
   if (!routes.has(key)) {
-    routes.set(key, null);
+    const place = app.trace.experts.indexOf?.(path) ?? -1;
+    routes.set(key, place < 0 ? null : pairs(api.row(app.trace["experts.chosen"], place), api.row(app.trace["experts.weights"], place)));
     if (routes.size > 200) routes.delete(routes.keys().next().value);
+    if (place >= 0) return routes.get(key);
     const names = [`${path}.chosen`, `${path}.weights`];
     if (names.every((name) => byName.has(name))) {
       Promise.all(names.map((name) => api.slice(app.trace.id, name, "0,:,:"))).then(([chosen, weights]) => {
-        const k = chosen.shape.at(-1);
-        const rows = Array.from({ length: chosen.data.length / k }, (_, i) =>
-          Array.from({ length: k }, (_, r) => [chosen.data[i * k + r], weights.data[i * k + r]]),
-        );
-        routes.set(key, rows);
+        routes.set(key, pairs(chosen, weights));
         redraw();
       }, () => {});
     }
@@ -219,6 +253,11 @@ export function expertsOf(path) {
   return routes.get(key);
 }
 const routes = new Map();
+
+function pairs(chosen, weights) {
+  const k = chosen.shape.at(-1);
+  return Array.from({ length: chosen.data.length / k }, (_, i) => Array.from({ length: k }, (_, r) => [chosen.data[i * k + r], weights.data[i * k + r]]));
+}
 
 /** The length of each token's vector in a value of a foreign module, from the vectors themselves. */
 export function lengthsOf(name) {
@@ -313,6 +352,14 @@ export function layerIndex() {
 export function attention(layer = layerIndex()) {
   const there = stack()?.layers[layer]?.attention ?? [];
   return there.find((one) => one.kind === app.state.kind) ?? there[0] ?? null;
+}
+
+/** The attention and head whose steps are shown, or null when another value is. */
+export function openHead() {
+  const { state } = app;
+  if (state.value !== null || !app.trace) return null;
+  const attn = attention();
+  return attn ? { attn, head: Math.min(state.head ?? 0, attn.n_heads - 1) } : null;
 }
 
 /** The pieces that the keys of an attention come from. */

@@ -87,18 +87,26 @@ export function python() {
     "from clearhead.cli_models import open_model",
     "from clearhead.inspector.provenance import explain",
     edits.length ? "from clearhead.inspector.trace import Edit, trace" : "from clearhead.inspector.trace import trace",
-    ...(trace.weights ? ["from clearhead.training.checkpoint import load_checkpoint"] : []),
+    ...(trace.weights || (state.versus && app.baseline?.weights) ? ["from clearhead.training.checkpoint import load_checkpoint"] : []),
     "",
     `model, tokenizer = open_model(${literal(manifest.name)}, \"cpu\")`,
     ...(trace.weights ? [`load_checkpoint(${literal(trace.weights)}, model)  # step ${trace.step}`] : []),
     `tokens = torch.tensor([${literal(ids)}])  # ${literal(trace.pieces.map((piece) => piece.text).join("").slice(0, 60))}`,
-    ...(edits.some(put) && app.baseline ? [`other = trace(model, torch.tensor([${literal(app.baseline.pieces.map((piece) => piece.id))}])${source}).values`] : []),
+    ...(edits.some(put) && app.baseline ? [...beside(), `other = trace(${state.versus ? "beside" : "model"}, torch.tensor([${literal(app.baseline.pieces.map((piece) => piece.id))}])${source}).values`] : []),
     ...(edits.some(frozen) ? [`plain = trace(model, tokens${source}).values`] : []),
     ...(edits.length ? ["edits = [", ...made, "]", `seen = trace(model, tokens${source}, edits=edits)`] : [`seen = trace(model, tokens${source})`]),
     `print(seen.values[${literal(cell.name)}][${cell.index.join(", ")}].item())`,
     `print(explain(seen, ${literal(cell.name)}, (${cell.index.join(", ")}${cell.index.length === 1 ? "," : ""})).to_dict())`,
     "",
   ].join("\n");
+}
+
+/** Lines that open the model, or the step, that this one is compared with. */
+function beside() {
+  const { state, baseline } = app;
+  if (!state.versus) return [];
+  const name = state.versus === "beside" ? api.besideName : manifest.name;
+  return [`beside, _ = open_model(${JSON.stringify(name)}, "cpu")`, ...(baseline.weights ? [`load_checkpoint(${JSON.stringify(baseline.weights)}, beside)  # step ${baseline.step}`] : [])];
 }
 
 function openPython() {
@@ -128,7 +136,7 @@ export function openTable() {
 
 export function openKeys() {
   const dialog = document.getElementById("dialog");
-  const keys = ["arrows", "enter", "esc", "layer", "head", "h", "text", "x", "m", "f", "p", "c", "t", "z", "space", "back", "q", "help"];
+  const keys = ["arrows", "enter", "esc", "layer", "head", "h", "text", "x", "m", "f", "scale", "p", "c", "w", "b", "t", "z", "space", "back", "q", "help"];
   fill(
     dialog,
     h("h2", { id: "dialog-title" }, t("keys.title")),

@@ -96,7 +96,7 @@ function hear(event) {
   const before = run.newest;
   for (const name of ["milestones", "samples", "newest"]) if (event[name] !== undefined) run[name] = event[name];
   changes += 1;
-  if (run.newest !== before && app.state.step === null) ask(); // the newest is what is shown
+  if (run.newest !== before && app.state.step === null) ask(true); // the newest is what is shown
   redraw();
   return false;
 }
@@ -109,6 +109,9 @@ function chosen() {
   const place = (run?.milestones ?? []).findLastIndex((step) => step <= shown());
   return Math.max(0, place);
 }
+
+/** The steps whose weights can be shown or compared with. */
+export const keptSteps = () => run?.milestones ?? [];
 
 function choose(place) {
   const step = run.milestones[Math.max(0, Math.min(place, run.milestones.length - 1))];
@@ -173,10 +176,15 @@ function drawScrubber() {
     ),
     h("output", { for: "step", id: "step-shown" }, label),
     h("button", { type: "button", id: "step-newest", class: "small", "aria-pressed": String(app.state.step === null), onclick: () => (go({ step: null }, true), say(t("train.newest.at", { step: newest }))) }, t("train.newest")),
+    h("button", { type: "button", id: "step-pin", class: "small", "aria-pressed": String(pinned()), onclick: pin }, pinned() ? t("train.pinned", { step: app.state.versus }) : t("train.pin")),
   );
   const input = at("step");
   if (Number(input.value) !== place) input.value = String(place);
 }
+
+/** Compare with the step that is shown now, whatever step is chosen next; or no longer. */
+const pinned = () => app.state.versus !== "" && app.state.versus !== "beside";
+const pin = () => (pinned() ? go({ versus: "", paint: "p" }) : go({ versus: String(shown()), paint: "delta" }));
 
 function drawCurves() {
   const line = lineAt(shown());
