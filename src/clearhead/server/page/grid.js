@@ -85,16 +85,16 @@ export function makeGrid(host, view) {
     const at = place(event);
     if (!at) return;
     host.focus({ preventScroll: true });
-    move(...at);
+    move(at[0], at[1]);
   });
   canvas.addEventListener("dblclick", (event) => {
     const at = place(event);
-    if (at) view.open?.(...at);
+    if (at) view.open?.(at[0], at[1]);
   });
   canvas.addEventListener("pointermove", (event) => {
     const at = event.pointerType === "mouse" ? place(event) : null;
     canvas.style.cursor = at ? "pointer" : "default";
-    if (at) view.hover?.(view.describe(...at));
+    if (at) view.hover?.(view.describe(at[0], at[1]));
   });
   canvas.addEventListener("pointerleave", () => view.hover?.(view.describe(...view.at())));
   host.addEventListener("focus", () => say(announce()));

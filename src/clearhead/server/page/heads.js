@@ -172,7 +172,7 @@ function shades(most) {
 }
 const inked = new Map();
 
-/** A colour as the four bytes of a pixel. */
+/** @param {number[]} color as the four bytes of a pixel */
 const pixelOf = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;
 
 function draw(canvas, width) {

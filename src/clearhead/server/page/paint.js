@@ -24,6 +24,8 @@ export function fit(text, font, width) {
   return out;
 }
 
+/** @typedef {{fill?: string, stroke?: string, strokeWidth?: number, radius?: number}} Look */
+
 const fontOf = ({ size = 13, weight = 400 }) => `${weight} ${size}px ${FONT}`;
 
 /** Strokes on a canvas, sharp on every screen. */
@@ -40,7 +42,7 @@ export class CanvasPaint {
     this.context.clearRect(0, 0, width, height);
   }
 
-  rect(x, y, w, h, { fill, stroke, strokeWidth = 1, radius = 0 }) {
+  rect(x, y, w, h, /** @type {Look} */ { fill, stroke, strokeWidth = 1, radius = 0 }) {
     const c = this.context;
     if (!radius && !stroke) { // the quick way: most cells of a large map
       c.fillStyle = fill;
@@ -112,7 +114,7 @@ export class SvgPaint {
     this.clips = 0;
   }
 
-  rect(x, y, w, h, { fill, stroke, strokeWidth = 1, radius = 0 }) {
+  rect(x, y, w, h, /** @type {Look} */ { fill, stroke, strokeWidth = 1, radius = 0 }) {
     const line = stroke ? ` stroke="${stroke}" stroke-width="${strokeWidth}"` : "";
     const box = `x="${number(x)}" y="${number(y)}" width="${number(w)}" height="${number(h)}"`;
     this.parts.push(`<rect ${box} rx="${radius}" fill="${fill ?? "none"}"${line}/>`);

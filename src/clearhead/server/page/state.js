@@ -41,6 +41,7 @@ export const first = () => ({
   of: "", // architecture, weights, vocabulary and machine that the numbers come from, as short hashes
 });
 
+/** @type {[string, string, {write: (x: any) => string, read: (x: string) => any}][]} */
 const FIELDS = [
   ["t", "text", text()],
   ["ids", "ids", list(".")],

@@ -171,7 +171,7 @@ function written(pieces) {
 }
 
 /** The trace that the picture is compared with: another text, other weights, or this one without edits. */
-async function compare(request, edits, answer) {
+async function compare(request, edits, /** @type {api.Trace|null} */ answer) {
   const { state } = app;
   const plain = JSON.stringify(request);
   const nothing = !state.against && (!state.versus || (state.versus === "beside" && !api.besideName));
@@ -179,7 +179,7 @@ async function compare(request, edits, answer) {
     app.baseline = answer;
     answer.plain = plain;
   } else if (app.baseline?.plain !== plain) {
-    const found = await api.trace({ ...request, edits: [] }, { quiet: true });
+    const found = /** @type {api.Trace|null} */ (await api.trace({ ...request, edits: [] }, { quiet: true }));
     if (!found || question(app.state) !== question(state)) return;
     app.baseline = found;
     found.plain = plain;

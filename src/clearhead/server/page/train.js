@@ -291,7 +291,7 @@ function drawSamples() {
 
 /** Let every kept step read the text, once the reader has stopped typing. */
 function tell() {
-  const { trace, state } = app;
+  const { trace } = app;
   if (!trace || app.stale) return;
   const ids = trace.pieces.map((piece) => piece.id);
   const key = JSON.stringify([ids, run.milestones]);
