@@ -16,7 +16,7 @@ FILES = {
     "text": """workers pretokenize documents counting bpe normalise incremental merging definition encoder
         tokenizer_json formats usage tokenizer pieces sentencepiece
         older_files foreign frame sandbox chat corpus compressors shards prepare spread batches
-        examples rows example_files encode_examples padded""",
+        examples rows example_files token_files encode_examples padded""",
     "model": "config tap layers initial position cache attention grouped experts heads transformer summary",
     "published": """course mapping quirks families families_experts families_encoders storage weights layout
         gguf_file gguf models original similarity twins selfcheck""",

@@ -232,8 +232,6 @@ class Shards:
         index = _Index(self.folder)
         self.tokenizer_fingerprint = index.text("tokenizer")
         self.vocab_size = index.number("vocab_size")
-        self.n_tokens = index.number("tokens")
-        self.n_documents = index.number("documents")
         self.text_bytes = index.number("text_bytes")
         has_end = index.content.get("end_of_text") is not None
         self.end_of_text = index.number("end_of_text") if has_end else None
@@ -248,13 +246,23 @@ class Shards:
             self.files.append(self.folder / entry.text("file"))
             arrays.append(ids)
             self._ends.append(ends)
+        self._set(arrays)
+        said = index.number("tokens"), index.number("documents")
+        if said != (self.n_tokens, self.n_documents):
+            holds = f"the shards hold {self.n_tokens} tokens in {self.n_documents} documents"
+            raise _wrong(f"{index.path}: {holds}, the index says {said[0]} in {said[1]}")
+
+    def _set(self, arrays: list[np.ndarray]) -> None:
+        """Take the ids of all files, whose documents end at `self._ends`, as one."""
         self.tokens = Tokens(arrays)
         self._starts = np.cumsum([0, *map(len, arrays)])
         self._first_document = np.cumsum([0, *map(len, self._ends)])
-        found = (len(self.tokens), int(self._first_document[-1]))
-        if found != (self.n_tokens, self.n_documents):
-            says = f"the index says {self.n_tokens} in {self.n_documents}"
-            raise _wrong(f"{index.path}: the shards hold {found[0]} tokens in {found[1]} documents, {says}")
+        self.n_tokens, self.n_documents = len(self.tokens), int(self._first_document[-1])
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the very bytes of the tokens: their hashes stand in the index."""
+        return hashlib.sha256((self.folder / "index.json").read_bytes()).hexdigest()
 
     @property
     def document_ends(self) -> np.ndarray:

@@ -3,7 +3,6 @@
 The vocabulary is learned from the training text alone; what the model is measured on, it has never seen.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from clearhead.text.documents import CorpusReport
 from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.text.prepare import prepare
 from clearhead.text.shards import Shards
+from clearhead.text.token_files import is_token_file, open_token_files
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.recipe import DataConfig
 from clearhead.training.run_folder import RunFolder
@@ -35,8 +35,8 @@ class PreparedData:
 
     @property
     def fingerprint(self) -> str:
-        """Names the very bytes of the training tokens: their hashes stand in the index."""
-        return hashlib.sha256((self.train.folder / "index.json").read_bytes()).hexdigest()
+        """Names the very training tokens."""
+        return self.train.fingerprint
 
 
 def prepare_data(
@@ -53,9 +53,11 @@ def prepare_data(
     source. What an earlier, killed preparation finished is kept; the rest is made again. `note` hears what is
     done, in one line each; `progress` is called as (stage, done, total).
     """
+    if is_token_file(data.source):
+        return _open_ids(data, run, note)
     folder = data_folder(data, run)
     if folder != run.data:
-        _check_effect(data, folder)
+        _check_effect(data, folder, (*_HOW_TEXT_IS_READ, "validation"))
         return open_data(folder, open_tokenizer(data.tokenizer or folder / "tokenizer.json"))
     if run.exists() and (folder / "index.json").is_file():
         try:
@@ -87,12 +89,26 @@ def _make_data(
     return open_data(run.data, tokenizer)
 
 
-def _check_effect(data: DataConfig, folder: Path) -> None:
+def _open_ids(data: DataConfig, run: RunFolder, note: Callable[[str], None]) -> PreparedData:
+    """The two splits of files of ids that another program wrote, read where they lie."""
+    _check_effect(data, data.source, _HOW_TEXT_IS_READ)
+    if run.exists():
+        tokenizer = run.tokenizer()
+    elif data.tokenizer is None:
+        raise ValueError(f"{data.source} holds ids; data.tokenizer has to name the vocabulary that made them")
+    else:
+        tokenizer = _given_tokenizer(data, data.tokenizer)
+    train, validation = open_token_files(data.source, tokenizer, data.validation)
+    note(f"{train.n_tokens:,} tokens to learn from, {validation.n_tokens:,} to validate")
+    return PreparedData(tokenizer, train, validation)
+
+
+def _check_effect(data: DataConfig, source: Path | str, names: Iterable[str]) -> None:
     """Raise ValueError for a setting that says how text is read, where there is no text to read."""
-    for name in (*_HOW_TEXT_IS_READ, "validation"):
+    for name in names:
         if getattr(data, name) != getattr(DataConfig, name):
             raise ValueError(
-                f"data.{name}={getattr(data, name)!r} has no effect, {folder} is prepared already; "
+                f"data.{name}={getattr(data, name)!r} has no effect, {source} is prepared already; "
                 "leave it away, or give the text as data.source"
             )
 
