@@ -271,7 +271,7 @@ class Trainer:
         """One optimizer step: forward and backward over the micro-batches, the finite check, the update."""
         batches = self.ahead.get(step)
         (n_targets,) = self.parallel.count(sum(self.task.n_targets(batch) for batch in batches))
-        total, routings = self._gradients(step, batches, max(n_targets, 1))
+        total, loads = self._gradients(step, batches, max(n_targets, 1))
         norm = self.parallel.clip(self.model, self.settings.clip or math.inf)
         total = self.parallel.sum(total)
         loss_value, norm_value = torch.stack([total, norm]).tolist()  # the step's one wait for the device
@@ -284,9 +284,8 @@ class Trainer:
             watch = self.settings.norms_every and (step + 1) % self.settings.norms_every == 0
             watched = self.learner.move(loss_value, norm_value, bool(watch))
             self.skipped = 0
-            if routings:
-                load = torch.stack([routing.load() for routing in routings]).sum(0)
-                correct_balance(self.model, self.parallel.sum(load))
+            if loads:
+                correct_balance(self.model.stack, self.parallel.sum(torch.stack(loads).sum(0)))
         self.learner.optimizer.zero_grad(set_to_none=True)
         if watched:
             batch = batches[0].to(self.device)
@@ -295,23 +294,25 @@ class Trainer:
 
     def _gradients(
         self, step: int, batches: list[Batch], n_targets: int
-    ) -> tuple[Float[Tensor, ""], list[Routing]]:
-        """Loss per target of all micro-batches, its gradient in every parameter, what routers decided."""
+    ) -> tuple[Float[Tensor, ""], list[Tensor]]:
+        """Loss per target of all micro-batches, its gradient in every parameter, the load of each expert."""
         experts = self.model.config.experts
         self.model.train()
         total = torch.zeros((), device=self.device)
-        routings: list[Routing] = []
+        loads: list[Tensor] = []
         for batch in batches:
             with self.parallel.accumulate(self.wrapped, last=batch is batches[-1]):
                 torch.manual_seed(dropout_seed(self.settings.seed, step, batch.first_sample))
                 routing = None if experts is None else Routing()
-                loss = self.task.loss(self._forward, batch.to(self.device), routing) / n_targets
+                there = batch.to(self.device)
+                loss = self.task.loss(self._forward, there, routing) / n_targets
                 total += loss.detach()
-                if experts is not None and routing is not None:
-                    loss = loss + routing.loss(experts) * (self.task.n_targets(batch) / n_targets)
-                    routings.append(routing)
+                if experts is not None and routing is not None:  # padding does not count
+                    share = self.task.n_targets(batch) / n_targets
+                    loss = loss + routing.loss(experts, there.mask) * share
+                    loads.append(routing.load(there.mask))
                 (loss * self.parallel.data_size).backward()  # ranks average their gradients
-        return total, routings
+        return total, loads
 
     def _forward(self, *inputs: Tensor, **how: Any) -> Tensor:
         """The model in the arithmetic of the recipe."""
