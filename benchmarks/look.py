@@ -6,8 +6,9 @@
 
 P is a decoder of 13.8 M parameters: 6 layers, 384 wide, 6 heads, vocabulary 8,192, gated feed-forward. Its
 weights are random, which costs what trained ones cost. SmolLM2 is the one of `loading.py`, in float32. All
-times are taken inside the page, from the event to the frame in which the picture is drawn; the server runs in
-this process. Chromium is Debian's, through Playwright.
+times are taken inside the page, from the event to the frame in which the picture is drawn: the map, the next
+words and the heads; the steps and the number follow. The server runs in this process. Chromium is Debian's,
+through Playwright.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Any
 
 import httpx
 import torch
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 import clearhead
 from clearhead import ModelConfig, Tokenizer, Transformer, load, look, train_bpe
@@ -39,19 +40,21 @@ FLAGS = [
 ]  # fmt: skip
 SIZES: dict[str, Any] = {"vocab_size": 8192, "max_len": 1280, "d_model": 384, "n_layers": 6, "n_heads": 6}
 
+SCREEN: ViewportSize = {"width": 1440, "height": 900}
+
 # When the picture of each trace was drawn, and when the key was struck before it.
 WATCH = """
 window.struck = 0; window.drawn = [];
 document.addEventListener("keydown", () => { window.struck = performance.now(); }, true);
 document.addEventListener("pointermove", () => { window.moved = performance.now(); }, true);
 const look = () => new MutationObserver(() => {
-  if (document.documentElement.dataset.ready) window.drawn.push(performance.now());
-}).observe(document.documentElement, { attributes: true, attributeFilter: ["data-ready"] });
+  if (document.documentElement.dataset.picture) window.drawn.push(performance.now());
+}).observe(document.documentElement, { attributes: true, attributeFilter: ["data-picture"] });
 if (document.documentElement) look();
 else document.addEventListener("readystatechange", look, { once: true });
 """
 
-STATE = "[window.struck, window.drawn, document.activeElement.id, document.documentElement.dataset.ready]"
+STATE = "[window.struck, window.drawn, document.activeElement.id, document.documentElement.dataset.picture]"
 
 SLIDE = """
 async () => {
@@ -117,6 +120,16 @@ def opened(page: Page, url: str) -> float:
     return page.evaluate("window.drawn[0]")
 
 
+def opened_anew(browser: Browser, url: str) -> float:
+    """The same in a browser that has kept no file of the page."""
+    context = browser.new_context(viewport=SCREEN)
+    page = context.new_page()
+    page.add_init_script(WATCH)
+    found = opened(page, url)
+    context.close()
+    return found
+
+
 def typed(page: Page, letter: str) -> float:
     """From a key at the end of the text to its picture."""
     seen = page.evaluate("window.drawn.length")
@@ -147,7 +160,9 @@ def small_model() -> tuple[Transformer, Tokenizer]:
 
 
 def long_trace(model: Transformer, tokenizer: Tokenizer, n: int) -> tuple[float, list[float]]:
-    """MB that a trace of 1,024 tokens keeps, and ms until the weights of a layer nobody opened are there."""
+    """MB by which the process grows for a trace of 1,024 tokens, and ms until the weights of a layer that nobody
+    opened are there.
+    """
     before = resident()
     with look(model, tokenizer, words(tokenizer, 1024)) as served:
         token = served.server.config.app.state.token
@@ -179,12 +194,13 @@ def measure(n: int) -> list[tuple[str, float, list[float]]]:
     with sync_playwright() as playwright:
         chromium = shutil.which("chromium")
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page = browser.new_page(viewport=SCREEN)
         page.add_init_script(WATCH)
         with look(model, tokenizer, words(tokenizer, 54)) as served:
-            lines.append(
-                ("P: first picture, server warm, ms", 300, times(n, lambda i: opened(page, served.url)))
-            )
+            anew = times(n, lambda i: opened_anew(browser, served.url))
+            lines.append(("P: first picture, server warm, browser new, ms", 300, anew))
+            again = times(n, lambda i: opened(page, served.url))
+            lines.append(("P: the same, opened again, ms", 300, again))
             lines.append(("P: a key at the end of 54 tokens, ms", 150, keys(page, served.url, n)))
             opened(page, served.url)
             page.focus("#map-0")

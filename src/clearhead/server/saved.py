@@ -53,10 +53,10 @@ def saved_page(session: Session, found: Pass, cells: list[tuple[str, tuple[int, 
     data = (
         f'<script type="application/json" id="first">{for_html(first_of(session, found))}</script>\n'
         f'<script type="application/json" id="held">{for_html(held_of(session, found, cells))}</script>\n'
-        f'<script type="importmap">{imports}</script>'
+        f'<script type="importmap">{imports}</script>\n<script type="module">{start}</script>'
     )
-    text = replaced(text, r'<script type="application/json" id="first"></script>', data)
-    return replaced(text, r'<script type="module"[^>]*></script>', f'<script type="module">{start}</script>')
+    text = replaced(text, r'<script type="module"[^>]*></script>', "")  # it may not stand before the map
+    return replaced(text, r'<script type="application/json" id="first"></script>', data)
 
 
 def first_of(session: Session, found: Pass) -> dict[str, Any]:
