@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,45 +15,19 @@ from clearhead.cli import main
 from clearhead.cli_tasks import words_of
 from clearhead.text.examples import Question
 from clearhead.training.predict import answer, classify, label, make_reader, translate
+from tiny_published import make_bert
 
-WORDS = "the cat sees a small green house and an old dog under tree in paris ann bob . , ?"
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 24,
-    "initializer_range": 0.2,
-}
 TAGS = ["O", "B-PER", "I-PER", "B-LOC"]
-
-
-@pytest.fixture(scope="module")
-def transformers() -> Any:
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    module = pytest.importorskip("transformers")
-    module.logging.set_verbosity_error()
-    module.logging.disable_progress_bar()
-    return module
 
 
 @pytest.fixture(scope="module")
 def made(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any, Any]]:
     """Make a folder with a random model of a class and its tokenizer; return it with both, as theirs."""
     home = tmp_path_factory.mktemp("published")
-    (home / "vocab.txt").write_text(
-        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]) + "\n"
-    )
-    tokenizer = transformers.BertTokenizerFast(str(home / "vocab.txt"))
 
     def make(kind: str, **settings: Any) -> tuple[Path, Any, Any]:
-        torch.manual_seed(1)
-        config = transformers.BertConfig(vocab_size=len(tokenizer), **SIZES, **settings)
-        model = getattr(transformers, kind)(config).eval()
         folder = home / (kind + "-".join(map(str, settings)))
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder, model, tokenizer
+        return folder, *make_bert(transformers, folder, kind, **settings)
 
     return make
 

@@ -334,6 +334,7 @@ def read_table(cls: type, table: dict[str, Any], name: str) -> Any:
             made[key] = read_table(part, value, f"{name}.{key}")
         else:
             made[key] = float(value) if float in kinds[key] and type(value) is int else value
+            made[key] = tuple(value) if isinstance(value, list) else made[key]  # TOML has lists only
     try:
         return cls(**made)
     except TypeError:
