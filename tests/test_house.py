@@ -23,7 +23,8 @@ FILES = {
     "generation": "sample reply special_ids window decode conversation",
     "training": """scores objectives masking schedules optim muon average spikes activations memory
         demands recipe norms learner durable tensor_files lora checkpoint saver run_folder data evaluate
-        example_data example_tasks tasks start predict report probe machine tensor_parallel parallel ahead loop demo""",
+        example_data example_tasks tasks start predict report probe machine tensor_parallel parallel ahead
+        dry_run loop demo""",
     "inspector": "record trace provenance spelling manifest views kept anatomy growth passes sweeps",
     "server": """wire page_files run_view reading sides summary session streams saved export guard app
         runs look""",

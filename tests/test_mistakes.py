@@ -224,8 +224,32 @@ MISTAKES = {
     "negative learning rate": row("train recipe.toml --run x --train.lr -1", "lr=-1", "above 0"),
     "learning rate below its end": row("train recipe.toml --run x --train.min-lr 1", "min_lr=1", "lr=0.003"),
     "min_lr of a constant rate": row(
-        "train recipe.toml --run x --train.schedule constant --train.min-lr 1e-4", "min_lr", "constant"
+        "train recipe.toml --run x --train.schedule constant --train.min-lr 1e-4", "min_lr", "cosine"
     ),
+    "descent that no schedule makes": row(
+        "train recipe.toml --run x --train.decay 0.5", "decay=0.5", "trapezoid"
+    ),
+    "descent longer than the run": row(
+        "train recipe.toml --run x --train.schedule trapezoid --train.decay 0.99", "decay=0.99", "warmup=0.05"
+    ),
+    "inverse square root of no warm-up": row(
+        "train recipe.toml --run x --train.schedule inverse_sqrt --train.warmup 0", "warmup=0", "inverse_sqrt"
+    ),
+    "Muon's rate without Muon": row(
+        "train recipe.toml --run x --train.muon-lr 0.1", "muon_lr=0.1", "optimizer=muon"
+    ),
+    "unknown optimizer": row("train recipe.toml --run x --train.optimizer sgd", "sgd", "adamw"),
+    "spikes that nobody looks for": row(
+        "train recipe.toml --run x --train.spike-factor 9", "spike_factor=9", "on_spike=skip"
+    ),
+    "spikes among few steps": row(
+        "train recipe.toml --run x --train.on-spike skip --train.spike-window 3", "spike_window=3", "10"
+    ),
+    "mean without end": row("train recipe.toml --run x --train.average 1", "average=1", "below 1"),
+    "dry run of a file that is not there": row(
+        "train recipe.toml --run x --dry-run --data.source nowhere.txt", "nowhere.txt"
+    ),
+    "dry run that resumes": row("train recipe.toml --run x --dry-run --resume", "resume", "--dry-run"),
     "warm-up in steps": row("train recipe.toml --run x --train.warmup 2", "warmup=2", "share"),
     "unknown schedule": row("train recipe.toml --run x --train.schedule step", "step", "cosine"),
     "unknown policy": row("train mine.toml", "'go'", "skip", files=toml('[train]\non_nonfinite = "go"')),

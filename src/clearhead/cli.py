@@ -184,6 +184,7 @@ class TrainCommand:
     resume: bool = False  # go on from the newest checkpoint
     stop_after: int | None = None  # save and stop after this many steps in all
     tensorboard: bool = False  # also log for TensorBoard
+    dry_run: bool = False  # only say what it needs: parameters, memory, arithmetic, time
 
 
 def train(argv: Sequence[str]) -> None:
@@ -197,7 +198,23 @@ def train(argv: Sequence[str]) -> None:
         raise ValueError("name the recipe first, as in: clearhead train demo --train.minutes 10")
     command: TrainCommand = parse(TrainCommand, argv, prog="clearhead train", **options)
     run = command.run or Path("runs") / Path(command.recipe).stem
-    train_recipe(command.settings, run, command.resume, command.stop_after, command.tensorboard)
+    if command.dry_run:
+        foresee(command, run)
+    else:
+        train_recipe(command.settings, run, command.resume, command.stop_after, command.tensorboard)
+
+
+def foresee(command: TrainCommand, run: Path) -> None:
+    """Say what a run needs, and start nothing."""
+    from clearhead.training.dry_run import dry_run
+    from clearhead.training.run_folder import RunFolder
+
+    given = {"resume": command.resume, "stop_after": command.stop_after, "tensorboard": command.tensorboard}
+    for name, value in given.items():
+        if value:
+            raise ValueError(f"{name}={value} has no effect with --dry-run; leave one of them away")
+    for line in dry_run(command.settings, RunFolder(run)).lines():
+        print(line)
 
 
 def flags_start(recipe: Recipe, argv: Sequence[str]) -> Recipe:

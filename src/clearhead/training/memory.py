@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 class LiveBytes(TorchDispatchMode):
     """Within `with LiveBytes() as live`: `live.now` bytes are held, `live.peak` were at most.
 
+    >>> import torch
     >>> with LiveBytes() as live:
     ...     for _ in range(3):
     ...         rows = torch.zeros(1000)

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 IGNORE = -100  # the target that asks for nothing, as in torch and transformers
 
@@ -218,7 +219,7 @@ def _check(logits: Tensor, targets: Tensor, ignore_index: int) -> None:
     if logits.shape[:-1] != targets.shape:
         need = tuple(logits.shape[:-1])
         raise ValueError(f"logits {tuple(logits.shape)} need targets {need}, not {tuple(targets.shape)}")
-    if torch.compiler.is_compiling() or logits.is_cuda:
+    if torch.compiler.is_compiling() or logits.is_cuda or isinstance(logits, FakeTensor):
         return
     size = logits.shape[-1]
     outside = (targets != ignore_index) & ((targets < 0) | (targets >= size))

@@ -1,0 +1,296 @@
+"""What a run will need, found out before it starts: nothing is written, and no large tensor is made.
+
+A step is made of tensors without values, which hold no memory, and every byte that would be alive is counted
+(memory.py). Time comes from a few steps on random tokens where the machine can make one within seconds, else
+from the rate of a matrix product of the model's sizes, which no step can beat.
+
+    FLOPs in training = 3 x those of the forward pass (see model/summary.py), 4 x where blocks run twice
+"""
+
+import math
+import os
+import shutil
+import time
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from clearhead.model.config import ModelConfig
+from clearhead.model.experts import Routing
+from clearhead.model.summary import forward_flops
+from clearhead.model.transformer import Transformer
+from clearhead.text.corpus import open_corpus
+from clearhead.text.foreign import open_tokenizer
+from clearhead.text.shards import Shards
+from clearhead.training.activations import recompute_blocks
+from clearhead.training.data import data_folder
+from clearhead.training.demands import DEMANDS, fit_head
+from clearhead.training.example_data import find_labels, read_splits
+from clearhead.training.learner import Learner
+from clearhead.training.lora import Lora, add_adapters
+from clearhead.training.machine import find_device
+from clearhead.training.memory import LiveBytes
+from clearhead.training.objectives import token_loss
+from clearhead.training.recipe import Recipe, TrainConfig, with_vocabulary
+from clearhead.training.run_folder import RunFolder
+from clearhead.training.start import fit_recipe, open_start
+
+PATIENCE = 2.0  # seconds that one pass may take for a few of them to be tried
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The bytes of one process, and how many parameters learn."""
+
+    n_parameters: int
+    n_learning: int
+    weights: int
+    gradients: int
+    optimizer: int  # its state, with the mean of the weights
+    activations: int  # at the moment when most is alive
+
+    @property
+    def total(self) -> int:
+        """All of them together."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """All that is known of a run before it starts."""
+
+    recipe: Recipe  # with the sizes that follow from the data
+    device: torch.device
+    needs: Needs
+    memory: int  # bytes of the device
+    disk: int  # bytes that are free where the run would be
+    data: str
+    targets_per_step: int
+    steps: int
+    flops_per_token: int
+    seconds_per_step: float
+    measured: str  # how the time was found
+
+    def saved(self) -> int:
+        """The bytes of the checkpoints that are on the disk at once."""
+        return (self.recipe.train.keep + 1) * (self.needs.weights + self.needs.optimizer)
+
+    def lines(self) -> list[str]:
+        """The report, one line for each thing."""
+        needs, tokens = self.needs, self.steps * self.targets_per_step
+        mega = {n: f"{b / 2**20:,.1f}" for n, b in vars(needs).items() if not n.startswith("n_")}
+        much = "; THAT IS TOO MUCH: make the model or train.batch_size smaller"
+        full = "; THAT IS TOO MUCH: make room, or choose another disk for --run"
+        seconds = self.steps * self.seconds_per_step
+        learning = "" if needs.n_learning == needs.n_parameters else f", {needs.n_learning:,} of them learn"
+        return [
+            f"model       {needs.n_parameters:,} parameters{learning}",
+            f"memory      weights {mega['weights']}, gradients {mega['gradients']}, optimizer "
+            f"{mega['optimizer']}, activations {mega['activations']}: {needs.total / 2**20:,.1f} MiB of "
+            f"{self.memory / 2**20:,.0f} MiB ({self.device.type}){much if needs.total > self.memory else ''}",
+            f"disk        checkpoints {self.saved() / 2**20:,.1f} MiB of {self.disk / 2**20:,.0f} MiB free"
+            f"{full if self.saved() > self.disk else ''}",
+            f"data        {self.data}",
+            f"budget      {self.steps:,} steps of {self.targets_per_step:,} targets at most: {tokens:,}",
+            f"arithmetic  {self.flops_per_token / 1e6:,.1f} M FLOPs per token, "
+            f"{self.flops_per_token * tokens:.2e} in all",
+            f"time        {spell(self.seconds_per_step)} a step, {spell(seconds)} in all ({self.measured})",
+        ]
+
+
+def dry_run(recipe: Recipe, run: RunFolder) -> DryRun:
+    """Find out what a run of this recipe in this folder needs.
+
+    ValueError, FileNotFoundError: what `train` would say of the recipe, of its data and of the folder.
+    """
+    if run.exists():
+        raise ValueError(f"{run.path} already holds a run; choose another folder, or add --resume to go on")
+    if recipe.train.start_from is not None:
+        recipe = fit_recipe(recipe, open_start(recipe.train.start_from))
+    recipe.check()
+    device = find_device(recipe.train.device)
+    recipe, data = _look_at_data(recipe, run)
+    settings = recipe.train
+    needs = foresee(recipe)
+    per_pass = settings.batch_size * settings.context_length
+    flops = training_flops(recipe)
+    memory = memory_of(device)
+    rate = matmul_rate(recipe.model, device, per_pass)
+    seconds = settings.accumulation * per_pass * flops / rate
+    measured = f"by the {rate / 1e9:,.0f} GFLOP/s of its matrix products: no less than that"
+    if seconds / settings.accumulation <= PATIENCE and needs.total < memory:
+        seconds, measured = time_steps(recipe, device) * settings.accumulation, "a few steps were tried"
+    targets = settings.accumulation * per_pass
+    if settings.minutes is not None:
+        steps = max(1, int(settings.minutes * 60 / seconds))
+    else:
+        steps = settings.steps or math.ceil((settings.tokens or 0) / targets)
+    there = next(path for path in (run.path, *run.path.absolute().parents) if path.is_dir())
+    disk = shutil.disk_usage(there).free
+    return DryRun(recipe, device, needs, memory, disk, data, targets, steps, flops, seconds, measured)
+
+
+def _look_at_data(recipe: Recipe, run: RunFolder) -> tuple[Recipe, str]:
+    """The recipe with the vocabulary and the labels that the data will give it; the data in words."""
+    data, objective = recipe.data, recipe.train.objective
+    prepared = data_folder(data, run) if data_folder(data, run) != run.data else None
+    source = data.tokenizer or (prepared and prepared / "tokenizer.json")
+    if source is not None:
+        recipe = with_vocabulary(recipe, open_tokenizer(source).vocab_size)
+    elif recipe.model.vocab_size == ModelConfig().vocab_size:  # not given: that of the one to be learned
+        recipe = with_vocabulary(recipe, data.vocab_size)
+    n_labels = 0
+    if prepared is not None:
+        tokens = len(Shards(prepared / "train").tokens)
+        told = f"{tokens:,} tokens are prepared in {prepared}"
+    elif DEMANDS[objective].examples == "text" and data.form == "text":
+        reading = {"document_separator": data.document_separator, "strict": data.strict}
+        files = open_corpus(data.source, field=data.field, **reading).files
+        size = sum(file.size() for file in files)
+        told = f"{len(files):,} files, {size / 2**20:,.1f} MiB as they are stored"
+    else:
+        train, validation = read_splits(objective, data, lambda text: None)
+        labels = find_labels(objective, train, validation)
+        n_labels = 1 if objective == "regression" else len(labels)
+        told = f"{len(train):,} examples to learn from, {len(validation):,} to measure on"
+        told += f", {len(labels)} labels" if labels else ""
+    return replace(recipe, model=fit_head(recipe.model, objective, n_labels)), told
+
+
+# ------------------------------------------------------------------------------------------------- bytes
+
+
+def foresee(recipe: Recipe) -> Needs:
+    """Count the bytes of a step, from tensors without values."""
+    settings = recipe.train
+    with FakeTensorMode():
+        model = without_values(recipe)
+        weights = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+        learning = [p for p in model.parameters() if p.requires_grad]
+        gradients = sum(p.nbytes for p in learning)
+        learner = Learner(model, settings)
+        with LiveBytes() as live:
+            for _ in range(
+                min(2, settings.accumulation)
+            ):  # the first makes the gradients, others add to them
+                one_pass(model, settings, torch.device("cpu"))
+            passes = live.peak
+            learner.move(1.0, 1.0)
+            state = live.now - gradients
+            peak = max(live.peak, passes + state)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    n_learning = sum(p.numel() for p in learning)
+    return Needs(n_parameters, n_learning, weights, gradients, state, max(0, peak - gradients - state))
+
+
+def without_values(recipe: Recipe) -> Transformer:
+    """The recipe's model with tensors that have shapes alone; call it in a FakeTensorMode."""
+    with torch.device("meta"):
+        model = Transformer(recipe.model)
+    settings = recipe.train
+    if settings.lora_rank:
+        with torch.device("meta"):
+            add_adapters(model, Lora(settings.lora_rank, settings.lora_alpha, settings.lora_on))
+    made: dict[Tensor, Any] = {}  # so that tied weights stay tied
+    for module in model.modules():
+        for name, there in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if there not in made:
+                empty = torch.empty(there.shape, dtype=there.dtype)
+                is_parameter = isinstance(there, nn.Parameter)
+                made[there] = nn.Parameter(empty, there.requires_grad) if is_parameter else empty
+            setattr(module, name, made[there])
+    if settings.checkpoint_activations:
+        recompute_blocks(model)
+    return model
+
+
+def one_pass(model: Transformer, settings: TrainConfig, device: torch.device) -> None:
+    """Forward and backward over one micro-batch of tokens 0, of the sizes that a run may have at most."""
+    rows = settings.batch_size * (2 if settings.objective == "contrastive" else 1)
+    tokens = torch.zeros(rows, settings.context_length, dtype=torch.long, device=device)
+    config = model.config
+    routing = None if config.experts is None else Routing()
+    with torch.autocast(device.type, torch.bfloat16, enabled=settings.dtype == "bfloat16"):
+        if config.shape == "encoder-decoder":
+            outputs = model(tokens, source=tokens, routing=routing)
+        else:
+            outputs = model(tokens, documents=tokens if settings.document_mask else None, routing=routing)
+    if config.head in ("lm", "masked"):
+        loss, _ = token_loss(outputs, tokens)
+    else:
+        loss = outputs.float().square().sum()
+    if config.experts is not None and routing is not None:
+        loss = loss + routing.loss(config.experts)
+    (loss / tokens.numel()).backward()
+
+
+def memory_of(device: torch.device) -> int:
+    """The bytes that a device has in all."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+# -------------------------------------------------------------------------------------------------- time
+
+
+def training_flops(recipe: Recipe) -> int:
+    """Floating-point operations of one token in training, with all of the context seen."""
+    with torch.device("meta"):
+        model = Transformer(recipe.model)
+    config = recipe.model.replace(max_len=recipe.train.context_length)
+    return (4 if recipe.train.checkpoint_activations else 3) * forward_flops(config, model)
+
+
+@torch.no_grad()
+def matmul_rate(config: ModelConfig, device: torch.device, rows: int) -> float:
+    """FLOPs per second of (rows, d_model) times (d_model, d_ff), the best of a few tries."""
+    rows, width = min(rows, 8192), config.ff_width
+    a, b = torch.ones(rows, config.d_model, device=device), torch.ones(config.d_model, width, device=device)
+    best = math.inf
+    began = time.perf_counter()
+    while time.perf_counter() - began < 0.3:
+        started = time.perf_counter()
+        (a @ b).sum().item()
+        best = min(best, time.perf_counter() - started)
+    return 2 * rows * config.d_model * width / best
+
+
+def time_steps(recipe: Recipe, device: torch.device, n_steps: int = 4) -> float:
+    """Median seconds of a pass with its optimizer step, the first one left out."""
+    settings = recipe.train
+    model = Transformer(recipe.model, seed=0).to(device)
+    if settings.lora_rank:
+        add_adapters(model, Lora(settings.lora_rank, settings.lora_alpha, settings.lora_on))
+    if settings.checkpoint_activations:
+        recompute_blocks(model)
+    learner = Learner(model, settings)
+    learner.set_rate(0.0)
+    times = []
+    for _ in range(n_steps):
+        started = time.perf_counter()
+        one_pass(model, settings, device)
+        learner.move(1.0, 1.0)
+        learner.optimizer.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return median(times[1:])
+
+
+def spell(seconds: float) -> str:
+    """A time in the unit that suits it.
+
+    >>> spell(0.0123), spell(75), spell(7500), spell(200_000)
+    ('12 ms', '75 s', '2.1 h', '2.3 days')
+    """
+    units = (("days", 86_400, 1.5), ("h", 3600, 1.5), ("min", 60, 2), ("s", 1, 1))
+    for name, size, least in units:
+        if seconds >= size * least:
+            amount = seconds / size
+            return f"{amount:.1f} {name}" if amount < 10 or name == "days" else f"{amount:.0f} {name}"
+    return f"{1000 * seconds:.0f} ms"
