@@ -160,8 +160,8 @@ def small_model() -> tuple[Transformer, Tokenizer]:
 
 
 def long_trace(model: Transformer, tokenizer: Tokenizer, n: int) -> tuple[float, list[float]]:
-    """MB by which the process grows for a trace of 1,024 tokens, and ms until the weights of a layer that nobody
-    opened are there.
+    """MB by which a trace of 1,024 tokens makes the process grow, and ms until the weights of a layer that
+    nobody opened are there.
     """
     before = resident()
     with look(model, tokenizer, words(tokenizer, 1024)) as served:

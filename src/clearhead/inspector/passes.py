@@ -11,8 +11,10 @@ the same number. How far the logits of the fused path that `generate` takes are 
 as `delta`; of a pass that was made longer it is measured when somebody asks.
 """
 
+import ctypes
 import hashlib
 import itertools
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -82,6 +84,8 @@ class Passes:
             with self.anatomy.running(stop):
                 found = self.growth.longer(number, question) or self._new(number, question)
             found.seconds = time.perf_counter() - began
+            if found.rows and not found.joined:
+                give_back()
         self._keep(found)
         return found
 
@@ -263,6 +267,15 @@ class Passes:
         while len(self.kept) > 2 and (total > KEPT or len(self.kept) > 64):
             _, dropped = self.kept.popitem(last=False)
             total -= dropped.n_bytes
+
+
+def give_back() -> None:
+    """Return to the system what was freed: after a long pass the C library keeps several times what we do.
+    Where it has no such call nothing happens.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _digest(model: nn.Module) -> str:
