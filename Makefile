@@ -38,6 +38,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 bench: $(VENV)/.installed-test       ## side by side with peers; appends to benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/tokenizer.py --record
+	$(BIN)/python benchmarks/prepare.py --record
 	$(BIN)/python benchmarks/training.py --record
 	$(BIN)/python benchmarks/experts.py --record
 	$(BIN)/python benchmarks/loading.py --record

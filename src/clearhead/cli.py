@@ -137,6 +137,7 @@ def prepare(
     document_separator: str | None = None,
     workers: int | None = None,
     strict: bool = False,
+    validation: str | None = None,
 ) -> None:
     """Turn text into shards of token ids on disk, split into train and validation.
 
@@ -150,17 +151,18 @@ def prepare(
         document_separator: text that divides a file into documents.
         workers: processes that encode.
         strict: stop at the first broken piece of text.
+        validation: text of its own to measure on; by default one document in twenty, chosen by its content.
     """
     from clearhead.text.documents import CorpusReport
     from clearhead.text.prepare import prepare as prepare_shards
-    from clearhead.text.tokenizer import Tokenizer
     from clearhead.training.report import Terminal
 
     with contextlib.closing(Terminal()) as terminal:
         index = prepare_shards(
             source,
-            Tokenizer.load(tokenizer),
+            open_tokenizer(tokenizer),
             out,
+            validation=validation,
             field=field,
             document_separator=document_separator,
             workers=workers,
