@@ -260,11 +260,37 @@ def test_the_story_of_a_text_is_that_of_its_traces(looked: Served) -> None:
     assert looked.client.post("/api/runs/current/story", json={"text": ""}).status_code == 400
 
 
+def test_how_far_the_parts_have_come_and_what_lies_idle(looked: Served, run: Path) -> None:
+    """Between neighbouring kept steps: |change| / |weights| of every part, from the files; on this text: the
+    share of hidden units that no token wakes, from a trace of each step.
+    """
+    chapters = stories(looked, text=TEXT)
+    assert chapters[0]["moved"] == {"since": None, "parts": {}}
+    ids = looked.tokenizer.encode(TEXT) if looked.tokenizer else []
+    for before, after in ((chapters[0], chapters[1]), (chapters[-2], chapters[-1])):
+        old, new = (model_at(run, one["step"]).state_dict() for one in (before, after))
+        assert after["moved"]["since"] == before["step"]
+        for part, names in {
+            "embed": ["embed.weight"],
+            "decoder.blocks.1.attn": [name for name in new if name.startswith("decoder.blocks.1.attn.")],
+        }.items():
+            change, size = (
+                torch.cat([x.flatten() for x in xs]).norm()
+                for xs in ([new[n] - old[n] for n in names], [new[n] for n in names])
+            )
+            assert after["moved"]["parts"][part] == pytest.approx(float(change / size), rel=1e-5)
+        seen = trace(model_at(run, after["step"]), torch.tensor([ids]))
+        hidden = seen.values["decoder.blocks.0.ff.hidden"][0]
+        asleep = (hidden.abs() <= 1e-3 * hidden.square().mean().sqrt()).all(0)
+        assert after["idle"]["decoder.blocks.0.ff"] == pytest.approx(float(asleep.float().mean()), abs=1e-6)
+
+
 def test_experts_have_their_load_over_time(corpus: Path, tmp_path: Path, look_at: Look) -> None:
     """Every token goes to as many experts as the router may choose."""
     from clearhead.model.config import ExpertsConfig
 
-    recipe = recipe_of(corpus, model={"experts": ExpertsConfig(n_experts=3, top_k=2, d_ff=16)})
+    experts = {"experts": ExpertsConfig(n_experts=3, top_k=2, d_ff=16)}
+    recipe = recipe_of(corpus, model=experts, norms_every=1)
     folder = train(recipe, tmp_path / "run", watchers=[JsonLines()], stop_after=3).path
     served = look_at(folder)
     assert served.tokenizer is not None
@@ -272,6 +298,13 @@ def test_experts_have_their_load_over_time(corpus: Path, tmp_path: Path, look_at
     for chapter in stories(served, text=TEXT):
         assert len(chapter["experts"]) == 2
         assert all(len(load) == 3 and sum(load) == 2 * n_tokens for load in chapter["experts"].values())
+    noted = served.client.get("/api/runs/current").json()["norms"]
+    lines = [line for line in read_metrics(folder / "metrics.jsonl") if "loss" in line]
+    assert len(noted) == len(lines) == 3
+    for told, line in zip(noted, lines, strict=True):
+        assert told == {name: value for name, value in line.items() if name == "step" or name in told}
+        for name in ("update_norm/embed", "weight_norm/embed", "expert_load/decoder.blocks.0.ff"):
+            assert told[name] == line[name]
 
 
 def test_a_step_that_is_not_kept_is_refused(looked: Served, serve: Any, tokenizer: Any) -> None:
@@ -446,8 +479,31 @@ def walk(served: Served, folder: Path) -> None:
         page.wait_for_function(
             "text => document.getElementById('time-grid-cell').textContent.endsWith(text)", arg=value
         )
+        page.select_option("#time-score", "update")
+        page.wait_for_function(
+            "() => document.getElementById('time-source')?.textContent.includes('kept weights')"
+        )
+        page.focus("#time-grid")
+        page.keyboard.press("Control+Home")
+        page.wait_for_function(
+            "x => { const said = document.getElementById('time-grid-cell').textContent;"
+            " return said.startsWith('embed, step') && Math.abs(said.split(' ').at(-1).replace('−', '-') - x)"
+            " < 1e-3 * x + 5e-5; }",
+            arg=chapter["moved"]["parts"]["embed"],
+        )
+        page.click("#step-pin")
+        page.wait_for_function(f"() => location.hash.includes('vs={steps[1]}')")
         page.click("#step-newest")
         shows(STEPS)
+        both = (served.trace(text=TEXT, step=step)[0]["logits"] for step in (steps[1], STEPS))
+        before, after = (logits.softmax(-1) for logits in both)
+        page.wait_for_function(
+            "id => document.getElementById('mover')?.dataset.id === id",
+            arg=str(int((after - before).abs().argmax())),
+        )
+        assert page.input_value("#paint-choice") == "delta"
+        page.click("#step-pin")
+        page.wait_for_function("() => !document.getElementById('mover')")
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(log[STEPS - 1] | {"step": STEPS, "loss": 1.25}) + "\n")
         page.wait_for_function(

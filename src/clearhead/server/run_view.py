@@ -25,6 +25,7 @@ from clearhead.text.foreign import AnyTokenizer
 from clearhead.training.checkpoint import MODEL, load_checkpoint, step_of, steps_in
 from clearhead.training.data import data_folder, open_data
 from clearhead.training.durable import MANIFEST
+from clearhead.training.norms import norm_of, part_of
 from clearhead.training.run_folder import RunFolder
 
 MOST_HELD = 512_000_000  # bytes of weights in memory
@@ -33,6 +34,8 @@ MOST_SAMPLES = 100
 LONGEST_SAMPLE = 2_000  # characters
 LONG_ENOUGH = 8  # tokens of a sentence that is worth a map
 PROBE_TOKENS = 32
+MOST_NORMS = 200  # lines with the norms of the model's parts in one answer
+NORMS = ("weight_norm/", "update_norm/", "idle_units/", "expert_load/")
 COLUMNS = ("step", "loss", "lr", "norm", "tokens_per_second")
 
 
@@ -66,6 +69,7 @@ class RunView:
         self.held: OrderedDict[int, Held] = OrderedDict()
         self.current: Held | None = None
         self.stories: OrderedDict[tuple[str, tuple[int, ...]], dict[str, Any]] = OrderedDict()
+        self.ways: dict[tuple[str, str], dict[str, float]] = {}  # between two weights, part by part
         self.put(self.newest())
 
     # ------------------------------------------------------------------------------------------- weights
@@ -140,6 +144,33 @@ class RunView:
             raise ValueError(f"step {step} cannot be opened: {problems[0]}")
         raise KeyError(f"the weights of step {step} are no longer there; choose another step")
 
+    def moved(self, step: int) -> dict[str, Any]:
+        """How far each part of the model has come since the kept step before: |w - w before| / |w|.
+
+        {since, parts}; nothing for the first kept step. The model has the weights of `step` afterwards.
+        """
+        before = [other for other in self.folders() if other < step]
+        if not before:
+            self.put(step)
+            return {"since": None, "parts": {}}
+        versions = self.put(before[-1]), self.put(step)
+        if versions not in self.ways:
+            old, new = (self._tensors(at) for at in (before[-1], step))
+            self.put(step)
+            parts: dict[str, list[str]] = {}
+            for name in new:
+                parts.setdefault(part_of(name), []).append(name)
+            self.ways[versions] = {
+                part: float(norm_of([new[n] - old[n] for n in names]) / norm_of([new[n] for n in names]))
+                for part, names in parts.items()
+            }
+        return {"since": before[-1], "parts": self.ways[versions]}
+
+    def _tensors(self, step: int) -> dict[str, Tensor]:
+        """The weights of a step that can be learned, by name."""
+        self.put(step)
+        return {name: self.held[step].tensors[name] for name, _ in self.model.named_parameters()}
+
     # ----------------------------------------------------------------------------------------------- log
 
     def text(self) -> str:
@@ -195,6 +226,7 @@ class RunView:
             "every": every,
             "lines": {name: [entry.get(name) for entry in drawn] for name in COLUMNS},
             "validation": [entry for entry in entries if "validation_loss" in entry],
+            "norms": norms_in(steps),
             "samples": self.samples(),
             "milestones": list(self.folders()),
             "newest": self.newest(),
@@ -219,6 +251,17 @@ class RunView:
         self.stories[version, question.ids] = chapter
         while len(self.stories) > 1000:
             self.stories.popitem(last=False)
+
+
+def norms_in(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the trainer noted of the model's parts (train.norms_every), of many lines some with the last."""
+    found = [
+        {name: value for name, value in entry.items() if name == "step" or name.startswith(NORMS)}
+        for entry in entries
+        if any(name.startswith(NORMS) for name in entry)
+    ]
+    every = max(1, math.ceil(len(found) / MOST_NORMS))
+    return found[::every] + (found[-1:] if found and (len(found) - 1) % every else [])
 
 
 class Tail:

@@ -20,6 +20,7 @@ from clearhead.server.app import NEVER, read, reply
 from clearhead.server.run_view import RunView, Tail
 from clearhead.server.session import Busy, Session
 from clearhead.server.wire import to_json
+from clearhead.training.norms import IDLE
 
 PAUSE = 0.5  # seconds between two looks at the folder
 QUIET = 15.0  # seconds after which a line is sent that says nothing, to see whether anybody listens
@@ -94,13 +95,16 @@ def chapter(session: Session, run: RunView, question: Question) -> dict[str, Any
     """What one step makes of a text.
 
     scores: of every head, averaged over the text (layer, head, score); id, word, p: the likeliest next token;
-    loss: nats per token of the text itself; experts: layer -> tokens that went to each.
+    loss: nats per token of the text itself; experts: layer -> tokens that went to each; idle: layer -> share
+    of the hidden units that no token of the text brings above a thousandth of the layer's root mean square;
+    moved: how far each part of the model has come since the kept step before.
     """
     assert question.step is not None
+    about = {"step": question.step, "moved": run.moved(question.step)}
     version = run.put(question.step)
     known = run.stories.get((version, question.ids))
     if known is not None:
-        return known | {"step": question.step}
+        return known | about
     passes = session.passes
     found = passes.run(question)
     looks = [look for look in passes.looks if look.stack == passes.main_name and not look.cross]
@@ -108,13 +112,17 @@ def chapter(session: Session, run: RunView, question: Question) -> dict[str, Any
     p, token = logs[-1].exp().max(0)
     targets = list(question.ids[1:])
     experts: dict[str, list[int]] = {}
+    idle: dict[str, float] = {}
     for layer in (passes.main or {"layers": []})["layers"]:
         ff = layer.get("feed_forward") or {}
         if ff.get("kind") == "experts":
             chosen = passes.value(found, f"{ff['path']}.chosen").flatten().long()
             experts[ff["path"]] = chosen.bincount(minlength=ff["n_experts"]).tolist()
+        elif ff.get("kind") in ("gated", "plain"):
+            hidden = passes.value(found, f"{ff['path']}.hidden")[0].float()
+            awake = hidden.abs().amax(0) > IDLE * hidden.square().mean().sqrt()
+            idle[ff["path"]] = 1 - float(awake.float().mean())
     line = {
-        "step": question.step,
         "trace": found.id,
         "scores": [mean_scores(found.heads[look.path].scores).tolist() for look in looks],
         "id": int(token),
@@ -122,6 +130,7 @@ def chapter(session: Session, run: RunView, question: Question) -> dict[str, Any
         "p": float(p),
         "loss": -float(logs[range(len(targets)), targets].mean()) if targets else None,
         "experts": experts,
+        "idle": idle,
     }
     run.remember(version, question, line)
-    return line
+    return line | about

@@ -41,22 +41,34 @@ export function trainViews() {
     ...CURVES.map(([name]) => h("figure", { class: "curve" }, h("figcaption", { id: `caption-${name}` }), h("canvas", { id: `curve-${name}`, role: "img", onclick: chooseAt }))),
   );
   grid = makeGrid(at("time-grid"), {
-    label: () => t("train.grid", { heads: headsShown().length, steps: run?.milestones.length ?? 0 }),
-    size: () => [Math.max(1, headsShown().length), Math.max(1, run?.milestones.length ?? 1)],
-    at: () => [Math.min(seen[0], Math.max(0, headsShown().length - 1)), chosen()],
-    describe: describeHead,
+    label: () => {
+      const { rows, steps } = pictureOrNone();
+      return t("train.grid", { name: t(`measure.${app.state.score}`), rows: rows.length, steps: steps.length });
+    },
+    size: () => {
+      const { rows, steps } = pictureOrNone();
+      return [Math.max(1, rows.length), Math.max(1, steps.length)];
+    },
+    at: () => {
+      const { rows, steps } = pictureOrNone();
+      return [Math.min(seen[0], Math.max(0, rows.length - 1)), columnOf(steps)];
+    },
+    describe: describeCell,
     move: (row, column) => {
       seen = [row, column];
-      choose(column);
+      const { steps } = pictureOrNone();
+      const nearest = (step) => run.milestones.reduce((best, one, i) => (Math.abs(one - step) < Math.abs(run.milestones[best] - step) ? i : best), 0);
+      if (steps.length) choose(nearest(steps[column]));
     },
     open: (row) => {
-      const head = headsShown()[row];
-      if (head) go({ layer: head[0], head: head[1], kind: "self", value: null });
+      const one = pictureOrNone().rows[row];
+      if (one) go({ layer: one.layer, head: one.head, kind: "self", value: null });
     },
     hit: (x, y) => {
-      const g = places(at("time-grid").clientWidth);
+      const found = pictureOrNone();
+      const g = places(at("time-grid").clientWidth, found);
       const place = [Math.floor((y - 2) / g.high), Math.floor((x - g.left) / g.wide)];
-      return place[0] >= 0 && place[0] < headsShown().length && place[1] >= 0 && place[1] < run.milestones.length ? place : null;
+      return place[0] >= 0 && place[0] < found.rows.length && place[1] >= 0 && place[1] < found.steps.length ? place : null;
     },
     resized: redraw,
     hover: (text) => {
@@ -68,6 +80,8 @@ export function trainViews() {
   document.addEventListener("visibilitychange", () => (document.hidden ? api.unfollow() : load()));
   load();
 }
+
+const pictureOrNone = () => (run ? picture() : { rows: [], steps: [], value: () => null, note: "" });
 
 /** Ask for all of the run, then for what is added to it. */
 async function load() {
@@ -89,6 +103,7 @@ function hear(event) {
     if ("validation_loss" in line) {
       if (line.step > (run.validation.at(-1)?.step ?? -1)) run.validation.push(line);
     } else if (line.step > (run.lines.step.at(-1) ?? -1)) {
+      if (Object.keys(line).some((name) => name.startsWith("weight_norm/"))) run.norms.push(line);
       for (const name of Object.keys(run.lines)) run.lines[name].push(line[name] ?? null);
       run.done = line.step + 1;
     }
@@ -143,10 +158,11 @@ export function drawTrain() {
   if (at("time").open !== time) at("time").open = time;
   if (time) {
     tell();
-    drawTools();
+    const seen = picture();
+    drawTools(seen);
     fill(at("time-table"), story.chapters.size ? table() : h("p", { class: "soft" }, t("running")));
-    at("time-grid").hidden = headsShown().length === 0;
-    if (headsShown().length) grid.draw();
+    at("time-grid").hidden = seen.rows.length === 0;
+    if (seen.rows.length) grid.draw();
   }
 }
 
@@ -318,68 +334,99 @@ async function listen(mine, ids) {
   redraw();
 }
 
-/** [layer, head] of every row of the picture. */
-function headsShown() {
-  const any = story.chapters.values().next().value;
-  return (any?.scores ?? []).flatMap((heads, layer) => heads.map((_, head) => [layer, head]));
-}
+const HEALTH = ["update", "idle", "load"];
 
-/** A head's score at one of the steps, or null while it is not there. */
-function score(row, column) {
-  const [layer, head] = headsShown()[row] ?? [];
-  return story.chapters.get(run.milestones[column])?.scores[layer]?.[head]?.[MEASURES.indexOf(app.state.score)] ?? null;
-}
-
-const most = () => {
-  let limit = 0;
-  for (let row = 0; row < headsShown().length; row += 1) {
-    for (let column = 0; column < run.milestones.length; column += 1) limit = Math.max(limit, score(row, column) ?? 0);
+/** Rows, steps and values of the picture: a score of every head, or how the parts of the model fare. */
+function picture() {
+  const { score } = app.state;
+  const chapters = run.milestones.map((step) => story.chapters.get(step));
+  const any = chapters.find(Boolean);
+  if (!HEALTH.includes(score)) {
+    const rows = (any?.scores ?? []).flatMap((heads, layer) => heads.map((_, head) => ({ name: `${t("layer")} ${layer}, ${t("head")} ${head}`, label: `${layer}.${head}`, layer, head })));
+    const value = ({ layer, head }, column) => chapters[column]?.scores[layer]?.[head]?.[MEASURES.indexOf(score)];
+    return { rows, steps: run.milestones, value, note: "" };
   }
-  return limit || 1;
-};
-
-function describeHead(row, column) {
-  const head = headsShown()[row];
-  if (!head || !run) return t("running");
-  const value = score(row, column);
-  const name = t(`measure.${app.state.score}`);
-  return `${t("layer")} ${head[0]}, ${t("head")} ${head[1]}, ${t("train.at", { step: run.milestones[column] })}: ${name} ${value === null ? "…" : value.toFixed(3)}`;
+  const noted = run.norms.map((line) => [line.step + 1, notedIn(line, score)]).filter(([, parts]) => parts.size);
+  const told = chapters.map((chapter) => chapter && toldIn(chapter, score));
+  const [steps, columns] = noted.length ? [noted.map(([step]) => step), noted.map(([, parts]) => parts)] : [run.milestones, told];
+  const names = new Set(columns.flatMap((parts) => [...(parts?.keys() ?? [])]));
+  const rows = [...names].map((name) => ({ name, label: short(name), layer: Number(/blocks\.(\d+)/.exec(name)?.[1] ?? 0), head: null }));
+  return { rows, steps, value: ({ name }, column) => columns[column]?.get(name), note: t(noted.length ? `train.noted.${score}` : `train.told.${score}`) };
 }
 
-function places(width) {
-  const left = 34;
-  const steps = Math.max(1, run?.milestones.length ?? 1);
-  return { left, wide: Math.max(8, Math.min(46, (width - left - 4) / steps)), high: Math.max(9, Math.min(20, 320 / Math.max(1, headsShown().length))) };
+/** What the trainer noted in a line of its log: part -> number. */
+function notedIn(line, score) {
+  const found = new Map();
+  const start = { update: "update_norm/", idle: "idle_units/", load: "expert_load/" }[score];
+  for (const [name, value] of Object.entries(line)) {
+    if (!name.startsWith(start)) continue;
+    const part = name.slice(start.length);
+    found.set(part, score === "update" ? value / line[`weight_norm/${part}`] : value);
+  }
+  return found;
+}
+
+/** The same from the kept weights and this text. */
+function toldIn(chapter, score) {
+  if (score === "update") return new Map(Object.entries(chapter.moved.parts));
+  if (score === "idle") return new Map(Object.entries(chapter.idle));
+  return new Map(Object.entries(chapter.experts).flatMap(([path, loads]) => loads.map((n, i) => [`${path} · ${i}`, n / loads.reduce((a, b) => a + b, 0)])));
+}
+
+/** "decoder.blocks.3.attn" -> "3.attn" */
+const short = (name) => name.replace(/^(\w+\.)?blocks\./, "").replace(/\.ff · /, "·");
+
+const most = ({ rows, steps, value }) => rows.reduce((most, row) => steps.reduce((high, _, column) => Math.max(high, value(row, column) ?? 0), most), 0) || 1;
+
+/** The column of the step that is shown: that step, else the nearest below. */
+const columnOf = (steps) => Math.max(0, steps.findLastIndex((step) => step <= shown()));
+
+const figure = (value) => (value === undefined || value === null ? "…" : MEASURES.includes(app.state.score) ? value.toFixed(3) : readable(value));
+
+function describeCell(row, column) {
+  if (!run) return t("running");
+  const { rows, steps, value } = picture();
+  if (!rows[row]) return t("running");
+  return `${rows[row].name}, ${t("train.at", { step: steps[column] })}: ${t(`measure.${app.state.score}`)} ${figure(value(rows[row], column))}`;
+}
+
+function places(width, { rows, steps }) {
+  const left = MEASURES.includes(app.state.score) ? 34 : 86;
+  return { left, wide: Math.max(4, Math.min(46, (width - left - 4) / Math.max(1, steps.length))), high: Math.max(9, Math.min(20, 320 / Math.max(1, rows.length))) };
 }
 
 function drawTime(canvas, width) {
-  const rows = headsShown();
-  const g = places(width);
+  const seen = picture();
+  const { rows, steps, value } = seen;
+  const g = places(width, seen);
   const { theme } = app;
   const paint = new CanvasPaint(canvas, width, rows.length * g.high + 22);
-  const limit = most();
-  rows.forEach(([layer, head], row) => {
-    if (g.high >= 12 || head === 0) paint.text(`${layer}.${head}`, g.left - 6, 2 + row * g.high + g.high / 2 + 4, { size: Math.min(11, g.high), fill: theme.soft, anchor: "right" });
-    run.milestones.forEach((step, column) => {
-      const value = score(row, column);
+  const limit = most(seen);
+  rows.forEach((one, row) => {
+    if (g.high >= 12 || !one.head) paint.text(one.label, g.left - 6, 2 + row * g.high + g.high / 2 + 4, { size: Math.min(11, g.high), fill: theme.soft, anchor: "right", width: g.left - 8 });
+    steps.forEach((step, column) => {
+      const share = value(one, column) ?? null;
       const [x, y] = [g.left + column * g.wide, 2 + row * g.high];
-      if (value === null) paint.hatch(x, y, g.wide - 1, g.high - 1, theme.line);
-      else paint.rect(x, y, g.wide - 1, g.high - 1, { fill: `rgb(${sequential(theme, value / limit).join()})` });
+      if (share === null) paint.hatch(x, y, g.wide - 1, g.high - 1, theme.line);
+      else paint.rect(x, y, g.wide - 1, g.high - 1, { fill: `rgb(${sequential(theme, share / limit).join()})` });
     });
   });
   const every = Math.ceil(36 / g.wide);
-  run.milestones.forEach((step, column) => {
+  steps.forEach((step, column) => {
     if (column % every === 0) paint.text(String(step), g.left + (column + 0.5) * g.wide, rows.length * g.high + 16, { size: 10.5, fill: theme.soft });
   });
-  paint.rect(g.left + chosen() * g.wide - 1, 1, g.wide, rows.length * g.high + 1, { stroke: theme.accent, strokeWidth: 2 });
+  paint.rect(g.left + columnOf(steps) * g.wide - 1, 1, g.wide, rows.length * g.high + 1, { stroke: theme.accent, strokeWidth: 2 });
 }
 
-function drawTools() {
-  const { state } = app;
+function drawTools(seen) {
+  const { score } = app.state;
+  const experts = [...story.chapters.values()].some((chapter) => Object.keys(chapter.experts).length);
+  const names = [...MEASURES, ...HEALTH].filter((name) => name !== "load" || experts || name === score);
   fill(
     at("time-tools"),
-    h("label", null, `${t("heads.measure")} `, h("select", { id: "time-score", onchange: (event) => go({ score: event.target.value }, true) }, MEASURES.map((name) => h("option", { value: name, selected: state.score === name }, t(`measure.${name}`))))),
-    h("span", { class: "soft small" }, t("train.legend", { high: brief(most(), 2).slice(1) })),
+    h("label", null, `${t("heads.measure")} `, h("select", { id: "time-score", onchange: (event) => go({ score: event.target.value }, true) }, names.map((name) => h("option", { value: name, selected: score === name }, t(`measure.${name}`))))),
+    h("span", { class: "soft small" }, t(seen.note ? "train.legend.parts" : "train.legend", { high: figure(most(seen)) })),
+    seen.note && h("p", { class: "soft small", id: "time-source" }, seen.note),
   );
 }
 
