@@ -206,6 +206,7 @@ function measure() {
   clearTimeout(resting);
   if (trace.delta !== null || active(app.state.edits).length) return;
   resting = setTimeout(async () => {
+    if (app.trace !== trace || app.stale) return; // the hand does not rest
     trace.delta = await api.delta(trace.id).catch(() => null);
     if (app.trace === trace) redraw(["next"]);
   }, 500);
