@@ -75,7 +75,11 @@ export function drawSteps() {
   if (typed()) { // the whole pass is only run again when the hand rests
     document.getElementById("steps").classList.add("old");
     clearTimeout(resting);
-    resting = setTimeout(() => loading === key && !app.stale && fetchPicture(wanted), 350);
+    resting = setTimeout(() => {
+      if (loading !== key) return;
+      if (app.stale) loading = ""; // the next answer asks again
+      else fetchPicture(wanted);
+    }, 350);
   } else fetchPicture(wanted);
 }
 
