@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from clearhead.text.corpus import open_corpus, split_corpus
+from clearhead.text.foreign import ForeignTokenizer
 from clearhead.text.frame import END_OF_TEXT
 from clearhead.text.prepare import prepare
 from clearhead.text.shards import Shards
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.workers import in_workers
+from text.test_foreign import word_piece
 
 BYTES = {i: bytes([i]) for i in range(256)}
 TOKENIZER = Tokenizer(BYTES | {256: b"do", 257: b"doc"}, [(b"d", b"o"), (b"do", b"c")], [END_OF_TEXT])
@@ -126,6 +128,20 @@ def test_a_tokenizer_without_end_of_text_puts_documents_side_by_side(tmp_path):
     shards = Shards(tmp_path / "out/train")
     assert bytes(shards.tokens[:].astype(np.uint8)) == b"a" * 19 + b"b" * 19
     assert shards.end_of_text is None and shards.document_ends.tolist() == [19, 38]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_published_tokenizer_of_another_kind_prepares_too(tmp_path, workers):
+    """WordPiece, also sent to worker processes; its [SEP] ends a document, and one in the text does not."""
+    tokenizer = ForeignTokenizer(word_piece().to_str())
+    for i in range(30):
+        (tmp_path / f"{i:02}.txt").write_text(f"the thesis [SEP] of the fox {i}")
+    texts = [text for split, text in split_corpus(open_corpus(tmp_path)) if split == "train"]
+    prepare(tmp_path, tokenizer, tmp_path / "out", shard_bytes=100, workers=workers)
+    end = tokenizer.special_id("[SEP]")
+    wanted = [token for text in texts for token in [*tokenizer.encode(text, "text"), end]]
+    ids = Shards(tmp_path / "out/train", tokenizer.fingerprint).tokens[:].tolist()
+    assert ids == wanted and ids.count(end) == len(texts)
 
 
 def test_validation_text_of_its_own_takes_the_place_of_the_split(corpus, tmp_path):

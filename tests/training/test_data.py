@@ -1,4 +1,4 @@
-"""A recipe's [data]: ids that another program wrote are read where they lie."""
+"""A recipe's [data]: what was prepared before, or by another program, is checked first."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from clearhead.text.frame import END_OF_TEXT
+from clearhead.text.prepare import prepare
 from clearhead.text.tokenizer import Tokenizer
+from clearhead.training import data as module
 from clearhead.training.data import prepare_data
 from clearhead.training.recipe import DataConfig
 from clearhead.training.run_folder import RunFolder
@@ -53,3 +55,35 @@ def test_what_does_not_fit_a_file_of_ids_is_said_before_any_work(change, message
     np.array([*range(1, 10), 257, *range(50)]).astype(np.uint16).tofile(tmp_path / "train.bin")
     with pytest.raises(ValueError, match=message):
         prepare_data(config(tmp_path, **change), RunFolder(tmp_path / "run"), lambda _: None)
+
+
+@pytest.fixture
+def prepared(tmp_path) -> Path:
+    (tmp_path / "a.txt").write_text("some text to learn from, " * 40)
+    prepare(tmp_path / "a.txt", TOKENIZER, tmp_path / "tokens")
+    return tmp_path / "tokens"
+
+
+def test_a_changed_byte_of_a_prepared_folder_is_refused_before_the_first_step(prepared, tmp_path):
+    """R12; also another tokenizer."""
+    notes: list[str] = []
+    settings = DataConfig(source=str(prepared))
+    data = prepare_data(settings, RunFolder(tmp_path / "run"), notes.append)
+    assert data.train.n_tokens == 951 and notes == []
+    Tokenizer({i: bytes([i]) for i in range(256)}, [], ["<|end|>"]).save(tmp_path / "other.json")
+    with pytest.raises(ValueError, match=r"tokens/train was made with tokenizer .*…, not with .*…; prepare"):
+        other = DataConfig(source=str(prepared), tokenizer=str(tmp_path / "other.json"))
+        prepare_data(other, RunFolder(tmp_path / "run"), notes.append)
+    shard = prepared / "train" / "shard-00000.bin"
+    injured = bytearray(shard.read_bytes())
+    injured[-100] ^= 1
+    shard.write_bytes(injured)
+    with pytest.raises(ValueError, match=r"shard-00000\.bin has changed since it was written"):
+        prepare_data(settings, RunFolder(tmp_path / "run"), notes.append)
+
+
+def test_a_folder_too_large_to_be_read_at_every_start_says_so(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_CHECKED_BYTES", 100)
+    notes: list[str] = []
+    prepare_data(DataConfig(source=str(prepared)), RunFolder(tmp_path / "run"), notes.append)
+    assert notes == [f"{prepared} holds 0 GB: sizes and headers are checked, not every byte"]

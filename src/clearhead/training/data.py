@@ -22,6 +22,7 @@ from clearhead.training.recipe import DataConfig
 from clearhead.training.run_folder import RunFolder
 
 END_OF_TEXT = "<|endoftext|>"
+_CHECKED_BYTES = 4 << 30
 _HOW_TEXT_IS_READ = ("field", "document_separator", "strict")
 
 
@@ -58,7 +59,8 @@ def prepare_data(
     folder = data_folder(data, run)
     if folder != run.data:
         _check_effect(data, folder, (*_HOW_TEXT_IS_READ, "validation"))
-        return open_data(folder, open_tokenizer(data.tokenizer or folder / "tokenizer.json"))
+        tokenizer = open_tokenizer(data.tokenizer or folder / "tokenizer.json")
+        return open_data(folder, tokenizer, verify=_worth_checking(folder, note))
     if run.exists() and (folder / "index.json").is_file():
         try:
             return open_data(folder, run.tokenizer(), verify=True)
@@ -111,6 +113,14 @@ def _check_effect(data: DataConfig, source: Path | str, names: Iterable[str]) ->
                 f"data.{name}={getattr(data, name)!r} has no effect, {source} is prepared already; "
                 "leave it away, or give the text as data.source"
             )
+
+
+def _worth_checking(folder: Path, note: Callable[[str], None]) -> bool:
+    """Whether to read a prepared folder in full before it is learned from: up to 4 GB, which is seconds."""
+    size = sum(path.stat().st_size for path in folder.glob("*/shard-*"))
+    if size > _CHECKED_BYTES:
+        note(f"{folder} holds {size / 1e9:.0f} GB: sizes and headers are checked, not every byte")
+    return size <= _CHECKED_BYTES
 
 
 def data_folder(data: DataConfig, run: RunFolder) -> Path:
