@@ -22,9 +22,10 @@ from clearhead.text.encode_examples import (
     encode_tagged,
     first_tokens,
     longest_first,
+    with_chat_template,
 )
 from clearhead.text.examples import Chat, Labelled, Pair, Question, Tagged
-from clearhead.text.foreign import AnyTokenizer, ForeignTokenizer
+from clearhead.text.foreign import AnyTokenizer, ForeignTokenizer, open_tokenizer
 from clearhead.text.frame import frame_of, padding
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.usage import Usage
@@ -304,6 +305,18 @@ def test_a_tokenizer_without_a_template_gets_a_plain_one_and_long_conversations_
     assert chat_template(ours, CHATML).source == CHATML
     with pytest.raises(ValueError, match=r"no special token that ends an answer; give it '<\|endoftext"):
         chat_template(Tokenizer(BYTES, []))
+
+
+def test_the_plain_template_goes_with_a_tokenizer_that_had_none(ours, tmp_path):
+    """Saved, opened again, and used in a conversation as it was in training."""
+    with_chat_template(ours).save(tmp_path)
+    again = open_tokenizer(tmp_path)
+    assert again.fingerprint == ours.fingerprint and with_chat_template(again) is again
+    prompt = ChatTemplate.of(again).render([{"role": "user", "content": "Hi"}])
+    assert prompt == "user: Hi\nassistant:"
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    whole = ChatTemplate.of(again).render(talk, add_generation_prompt=False)
+    assert whole == f"user: Hi\nassistant: Yes{END}\n"
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused():

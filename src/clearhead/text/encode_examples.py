@@ -21,6 +21,7 @@ from clearhead.text.chat import ChatTemplate
 from clearhead.text.examples import Chat, Labelled, Pair, Question, Tagged
 from clearhead.text.foreign import AnyTokenizer
 from clearhead.text.frame import FIRST, SECOND, first_of_target, frame_of
+from clearhead.text.usage import SETTINGS, Usage
 
 Targets = list[int] | list[float] | int | float | tuple[int, int]
 """Ids or tags by position (-100: none); a number for each label; a class; a number; first and last token."""
@@ -302,6 +303,18 @@ def chat_template(tokenizer: AnyTokenizer, source: str | None = None) -> ChatTem
     if source is None and not names["eos_token"]:
         raise ValueError("the tokenizer has no special token that ends an answer; give it '<|endoftext|>'")
     return ChatTemplate(PLAIN_CHAT if source is None else source, names)
+
+
+def with_chat_template(tokenizer: AnyTokenizer) -> AnyTokenizer:
+    """Return the tokenizer with `PLAIN_CHAT` as its template if it came without one, so that it is saved with
+    what the model has learned and a conversation finds it.
+    """
+    template = chat_template(tokenizer)
+    if tokenizer.usage.template() is not None:
+        return tokenizer
+    settings = dict(tokenizer.usage.files.get(SETTINGS) or {})
+    settings.setdefault("eos_token", template.names["eos_token"])
+    return tokenizer.with_usage(Usage({**tokenizer.usage.files, SETTINGS: settings}, template.source))
 
 
 def encode_chats(

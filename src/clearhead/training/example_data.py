@@ -19,6 +19,7 @@ from clearhead.text.encode_examples import (
     encode_pairs,
     encode_questions,
     encode_tagged,
+    with_chat_template,
 )
 from clearhead.text.example_files import (
     read_chats,
@@ -77,6 +78,8 @@ def prepare_examples(
     names = find_labels(objective, train, validation)
     texts = (text for example in train for text in texts_of(example))
     tokenizer = find_tokenizer(data, texts, data.source, run, note, progress)
+    if objective == "next_token":
+        tokenizer = with_chat_template(tokenizer)
     rows = []
     for split, examples in (("learn from", train), ("validate", validation)):
         found, report = encode(objective, examples, tokenizer, settings.context_length, names)
