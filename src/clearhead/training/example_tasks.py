@@ -1,7 +1,7 @@
 """What can be learned from examples of different lengths, each objective a class.
 
     class          the model says             a target is                         also measured
-    Translation    logits of the next token   each token of the second text       perplexity, accuracy
+    Translation    logits of the next token   each token of the second text       perplexity, BLEU, chrF
     Answers        logits of the next token   each token of a chat's answers      perplexity, accuracy
     Classes        a logit per class          the text's class                    accuracy, F1 (macro)
     SeveralLabels  a logit per label          whether each label applies          accuracy, F1 (micro)
@@ -18,6 +18,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +26,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.generation.decode import generate
 from clearhead.model.experts import Routing
 from clearhead.model.transformer import Transformer
 from clearhead.text.batches import IGNORED, Batch
-from clearhead.text.examples import Question
+from clearhead.text.examples import Pair, Question
+from clearhead.text.frame import end_of_text, first_of_target
 from clearhead.training.evaluate import Forward, evaluating, outputs_of, perplexity
 from clearhead.training.example_data import ExampleData
 from clearhead.training.objectives import (
@@ -41,7 +44,7 @@ from clearhead.training.objectives import (
     token_loss,
 )
 from clearhead.training.recipe import TrainConfig
-from clearhead.training.scores import accuracy, entity_f1, exact_match, f1, token_f1
+from clearhead.training.scores import accuracy, bleu, chrf, entity_f1, exact_match, f1, token_f1
 
 
 class ExampleTask(ABC):
@@ -51,13 +54,17 @@ class ExampleTask(ABC):
         self.data, self.settings = data, settings
         self.tokenizer, self.fingerprint, self.labels = data.tokenizer, data.fingerprint, data.labels
         rows = min(256, len(data.train))  # so many tell what the others are like
-        mean = self.n_targets(data.train.samples(0, rows)) / rows
+        mean = self.n_targets(self.shown(data.train.samples(0, rows))) / rows
         self.targets_per_batch = max(1, round(mean * settings.batch_size))
 
     def batch(self, index: int, part: int = 0, parts: int = 1) -> Batch:
         """Batch number `index` of the run, or of its rows the `part`-th of `parts` equal shares."""
         rows = self.settings.batch_size // parts
-        return self.data.train.samples(index * self.settings.batch_size + part * rows, rows)
+        return self.shown(self.data.train.samples(index * self.settings.batch_size + part * rows, rows))
+
+    def shown(self, batch: Batch) -> Batch:
+        """A batch of examples as the model reads it."""
+        return batch
 
     def n_targets(self, batch: Batch) -> int:
         """How many targets of the batch count."""
@@ -86,8 +93,8 @@ class ExampleTask(ABC):
         pairs: list[tuple[Any, Any]] = []
         with evaluating(model):
             for batch in self.data.validation.evaluation(self.settings.batch_size):
-                batch = batch.to(device)
-                outputs = self.outputs(model, batch)
+                batch = self.shown(batch).to(device)
+                outputs = outputs_of(model, batch)
                 loss, n = self.score(outputs, batch)
                 total, count = total + loss.item(), count + int(n)
                 pairs += self.answers(outputs, batch)
@@ -97,10 +104,6 @@ class ExampleTask(ABC):
         loss = total / max(count, 1)
         measures = self.measure(loss, [one for one, _ in pairs], [other for _, other in pairs])
         return {"validation_loss": loss, **measures}
-
-    def outputs(self, forward: Forward, batch: Batch) -> Tensor:
-        """What the model says of a batch."""
-        return outputs_of(forward, batch)
 
     def sample(self, model: Transformer) -> str | None:
         """Nothing: such a model writes no text."""
@@ -126,7 +129,44 @@ class Answers(_NextTokens):
 
 
 class Translation(_NextTokens):
-    """An encoder-decoder reads a text and learns to say its counterpart, token after token."""
+    """An encoder-decoder reads a text and learns to say its counterpart, token after token.
+
+    At the end it also translates the first validation examples on its own, which BLEU and chrF compare with
+    what is right.
+    """
+
+    n_translated = 200
+
+    def evaluate(self, model: Transformer, whole: bool) -> dict[str, float]:
+        measures = super().evaluate(model, whole)
+        if not whole:
+            return measures
+        pairs: Sequence[Pair] = self.data.validation_examples[: self.n_translated]
+        rows = self.data.validation_rows[: self.n_translated]
+        said = [self.translate(model, row.source or []) for row in rows]
+        right = [pair.target for pair in pairs]
+        exact = sum(one == other for one, other in zip(said, right, strict=True)) / len(right)
+        measures["exact_match"] = exact
+        if find_spec("sacrebleu") is not None:
+            measures |= {"bleu": bleu(said, right), "chrf": chrf(said, right)}
+        return measures
+
+    def sample(self, model: Transformer) -> str:
+        """The first validation example, translated."""
+        pair: Pair = self.data.validation_examples[0]
+        return f"{pair.source}\n-> {self.translate(model, self.data.validation_rows[0].source or [])}"
+
+    def translate(self, model: Transformer, source: list[int]) -> str:
+        """The likeliest tokens one after the other, until the text ends or the context is full."""
+        ids = generate(
+            model,
+            source,
+            max_new_tokens=self.settings.context_length - 1,
+            start_id=first_of_target(self.tokenizer),
+            eos_id=end_of_text(self.tokenizer),
+        )
+        special = set(self.tokenizer.special_tokens.values())
+        return self.tokenizer.decode([token for token in ids if token not in special]).strip()
 
 
 class Classes(ExampleTask):
@@ -241,14 +281,12 @@ class Spans(ExampleTask):
 class Contrastive(ExampleTask):
     """Two texts that mean the same have vectors near each other: loss = -log p(its own counterpart)."""
 
+    def shown(self, batch: Batch) -> Batch:
+        """One batch of twice as many texts: the first of each pair, then their counterparts."""
+        return one_below_other(batch)
+
     def n_targets(self, batch: Batch) -> int:
-        return len(batch.inputs)
-
-    def loss(self, forward: Forward, batch: Batch, routing: Routing | None = None) -> Float[Tensor, ""]:
-        return self.score(outputs_of(forward, one_below_other(batch), routing), batch)[0]
-
-    def outputs(self, forward: Forward, batch: Batch) -> Tensor:
-        return outputs_of(forward, one_below_other(batch))
+        return len(batch.inputs) // 2
 
     def score(self, outputs: Tensor, batch: Batch, smoothing: float = 0.0) -> SumAndCount:
         one, other = outputs.chunk(2)
@@ -273,7 +311,14 @@ def one_below_other(batch: Batch) -> Batch:
         texts.append(F.pad(ids, filling))
         masks.append(F.pad(real, filling, value=False))
     return replace(
-        batch, inputs=torch.cat(texts), mask=torch.cat(masks), source=None, source_mask=None, token_types=None
+        batch,
+        inputs=torch.cat(texts),
+        mask=torch.cat(masks),
+        targets=torch.cat(
+            [batch.targets, batch.targets]
+        ),  # nobody asks: the place in the batch is the answer
+        source=None,
+        source_mask=None,
     )
 
 

@@ -1,0 +1,356 @@
+"""Tasks: what a recipe's examples become, what a batch costs however it is cut, and mistakes in one line."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from clearhead.model.config import ModelConfig
+from clearhead.model.transformer import Transformer
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.example_tasks import Contrastive, best_piece, correlation
+from clearhead.training.loop import train
+from clearhead.training.recipe import DataConfig, Recipe, TrainConfig
+from clearhead.training.run_folder import RunFolder
+from clearhead.training.tasks import MASK, Task, make_task
+
+END = "<|endoftext|>"
+WORDS = ["red", "green", "old", "small", "cat", "dog", "bird", "house"]
+
+
+def texts(count: int = 80) -> list[str]:
+    """Texts of one to four words, all different."""
+    found = []
+    for n in range(count):
+        words = [WORDS[(n * 7 + i * (n // 8 + 1)) % 8] for i in range(1 + n % 4)]
+        found.append(" ".join(words) + f" {n}")
+    return found
+
+
+def write_bytes_tokenizer(folder: Path) -> Path:
+    """A token for each byte, one that ends a text, one that hides another."""
+    vocab = {i: bytes([i]) for i in range(256)} | {256: END.encode(), 257: MASK.encode()}
+    return Tokenizer(vocab, [], (END, MASK)).save(folder / "bytes.json")
+
+
+def jsonl(records: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def labelled(label: Callable[[int, str], Any]) -> str:
+    return jsonl([{"text": text, "label": label(n, text)} for n, text in enumerate(texts())])
+
+
+def question(text: str) -> dict[str, Any]:
+    word = text.split()[0]
+    return {"context": text, "question": "first?", "answers": [{"text": word, "answer_start": 0}]}
+
+
+ENCODER, DECODER = {"shape": "encoder"}, {"shape": "decoder", "pool": "last"}
+PAIRS = "".join(f"{text}\t{text.upper()}\n" for text in texts())
+# objective -> model, name and content of the file, other settings of [data]
+CASES: dict[str, tuple[dict[str, Any], str, str, dict[str, Any]]] = {
+    "next_token": ({}, "a.txt", "\n\n".join(texts()), {"document_separator": "\n\n"}),
+    "masked": (ENCODER, "a.txt", "\n\n".join(texts()), {"document_separator": "\n\n"}),
+    "translation": (
+        {"shape": "encoder-decoder"},
+        "a.tsv",
+        PAIRS,
+        {},
+    ),
+    "classes": (ENCODER, "a.jsonl", labelled(lambda n, text: text.split()[0]), {}),
+    "several_labels": (DECODER, "a.jsonl", labelled(lambda n, text: text.split()[:-1]), {}),
+    "regression": (ENCODER, "a.jsonl", labelled(lambda n, text: n / 10), {}),
+    "token_labels": (
+        ENCODER,
+        "a.conll",
+        "\n\n".join("\n".join(f"{w} {'B-NUM' if w.isdigit() else 'O'}" for w in t.split()) for t in texts()),
+        {},
+    ),
+    "span": (ENCODER, "a.jsonl", jsonl([question(text) for text in texts()]), {}),
+    "contrastive": (ENCODER, "a.tsv", PAIRS, {}),
+    "chat": (
+        {},
+        "a.jsonl",
+        jsonl(
+            [
+                {"messages": [{"role": "user", "content": t}, {"role": "assistant", "content": t.upper()}]}
+                for t in texts()
+            ]
+        ),
+        {"form": "chat"},
+    ),
+}
+
+
+def make_recipe(folder: Path, case: str, **changes: Any) -> Recipe:
+    """A recipe whose file is written; `model` and `data` among the changes are settings of these parts."""
+    model, name, content, data = CASES[case]
+    (folder / name).write_text(content, encoding="utf-8")
+    sizes: dict[str, Any] = {"vocab_size": 258, "d_model": 16, "n_layers": 1, "n_heads": 2, "max_len": 32}
+    settings: dict[str, Any] = {
+        "objective": "next_token" if case == "chat" else case,
+        "steps": 4,
+        "batch_size": 8,
+    }
+    ends: dict[str, Any] = {"context_length": 32, "eval_every": 2, "save_every": 10, "probes": 0}
+    paths: dict[str, Any] = {"source": str(folder / name), "tokenizer": str(write_bytes_tokenizer(folder))}
+    return Recipe(
+        DataConfig(**paths | data | changes.pop("data", {})),
+        ModelConfig(**sizes | model | changes.pop("model", {})),
+        TrainConfig(**settings | ends | changes),
+    )
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> dict[str, tuple[Task, Transformer]]:
+    """Every task with a model that can learn it."""
+    made = {}
+    for case in CASES:
+        folder = tmp_path_factory.mktemp(case)
+        recipe = make_recipe(folder, case)
+        recipe.check()
+        (folder / "run").mkdir()
+        task, recipe = make_task(recipe, RunFolder(folder / "run"), lambda text: None)
+        made[case] = task, Transformer(recipe.model, seed=0)
+    return made
+
+
+def gradients(task: Task, model: Transformer, parts: int) -> tuple[Tensor, list[Tensor], int]:
+    """The summed loss of batch 3 of the run in equal parts, its gradients, and its number of targets."""
+    model.zero_grad()
+    total, count = torch.zeros(()), 0
+    for part in range(parts):
+        batch = task.batch(3, part, parts)
+        loss = task.loss(model, batch)
+        loss.backward()
+        total, count = total + loss.detach(), count + task.n_targets(batch)
+    return total, [p.grad.clone() for p in model.parameters() if p.grad is not None], count
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "contrastive"])
+def test_cutting_a_batch_changes_nothing(case, tasks):
+    """The sum of losses over parts of 2 rows is that of 8 rows, and so are gradients and targets."""
+    task, model = tasks[case]
+    whole, parts = (gradients(task, model, n) for n in (1, 4))
+    assert whole[2] == parts[2] > 0
+    torch.testing.assert_close(whole[0], parts[0], rtol=1e-5, atol=0)
+    for one, other in zip(whole[1], parts[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * one.abs().max().item())
+
+
+def test_negatives_come_from_the_batch(tasks):
+    """By nature the contrastive loss knows only the pairs of its part: fewer cost less."""
+    task, model = tasks["contrastive"]
+    whole, parts = (gradients(task, model, n) for n in (1, 4))
+    assert whole[2] == parts[2] == 8 and parts[0] < whole[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parts_are_the_rows_of_the_batch(case, tasks):
+    """The same samples, in order, however many share them; and the same batch when it is asked for again."""
+    task, _ = tasks[case]
+    whole, again = task.batch(5), task.batch(5)
+    assert torch.equal(whole.inputs, again.inputs) and torch.equal(whole.targets, again.targets)
+    parts = [task.batch(5, part, 4) for part in range(4)]
+    assert [part.first_sample for part in parts] == [40, 42, 44, 46]
+    if whole.sample_ids is not None:
+        assert [i for part in parts for i in part.sample_ids or []] == whole.sample_ids
+    if case == "masked":
+        assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "contrastive"])
+def test_validation_is_a_total_over_a_total(case, tasks, monkeypatch):
+    """However many rows a batch has; and dropout, training mode and gradients are left alone."""
+    task, model = tasks[case]
+    model.train()
+    found = []
+    for rows in (8, 3):
+        monkeypatch.setattr(task, "settings", TrainConfig(batch_size=rows, context_length=32, steps=1))
+        found.append(task.evaluate(model, whole=True))
+    assert model.training
+    assert next(iter(found[0])) == "validation_loss" and found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        assert found[1][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_all_are_tasks(tasks):
+    for task, model in tasks.values():
+        assert isinstance(task, Task)
+        assert 1 <= task.targets_per_batch <= 8 * 32 and len(task.fingerprint) == 64
+        assert task.sample(model) is None or model.config.shape != "encoder"
+
+
+def test_a_few_examples_are_looked_at_on_the_way(tasks, monkeypatch):
+    """Not whole: the first `eval_tokens` tokens are enough."""
+    for case in ("classes", "masked"):
+        task, model = tasks[case]
+        small = TrainConfig(batch_size=1, context_length=32, steps=1, eval_tokens=1)
+        monkeypatch.setattr(task, "settings", small)
+        assert task.evaluate(model, False)["validation_loss"] != task.evaluate(model, True)["validation_loss"]
+
+
+@pytest.mark.parametrize("case", ["classes", "translation"])
+def test_a_run_resumes_to_the_same_bits(case, tmp_path):
+    """Labels and head are in the run's folder; 4 steps are 2 and 2, and the last file of weights is equal."""
+    recipe = make_recipe(tmp_path, case)
+    whole = train(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "cut", stop_after=2)
+    cut = train(recipe, tmp_path / "cut", resume=True)
+    one, other = (run.model()[0].state_dict() for run in (whole, cut))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    if case == "classes":
+        assert (
+            whole.labels() == sorted({text.split()[0] for text in texts()}) and whole.config().n_labels == 8
+        )
+
+
+def test_a_vocabulary_is_learned_from_the_training_examples(tmp_path):
+    """Without a tokenizer one is learned; for masked tokens it has one that hides."""
+    for case in ("classes", "masked"):
+        folder = tmp_path / case
+        (folder / "run").mkdir(parents=True)
+        data, model = {"tokenizer": None, "vocab_size": 270}, {"vocab_size": 270}
+        recipe = make_recipe(folder, case, data=data, model=model)
+        task, recipe = make_task(recipe, RunFolder(folder / "run"), lambda text: None)
+        assert task.tokenizer.vocab_size == recipe.model.vocab_size <= 270
+        assert (MASK in task.tokenizer.special_tokens) == (case == "masked")
+
+
+def test_hidden_tokens_are_never_special(tasks):
+    task, _ = tasks["masked"]
+    for index in range(5):
+        batch = task.batch(index)
+        asked = batch.targets != -100
+        assert (batch.targets[asked] < 256).all() and (batch.inputs == 257).any()
+
+
+# ----------------------------------------------------------------------------------------------- mistakes
+
+NEEDS = r"train\.objective='classes' needs model\.shape='encoder' or 'decoder', not 'encoder-decoder'"
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    ("classes", {"model": {"shape": "encoder-decoder"}}, NEEDS),
+    (
+        "masked",
+        {"model": {"shape": "decoder"}},
+        r"needs model\.shape='encoder', not 'decoder'",
+    ),
+    ("span", {"model": {"head": "token", "n_labels": 2}}, r"needs model\.head='span', not 'token'; leave"),
+    ("several_labels", {"model": {"pool": "first"}}, r"choose model\.pool='last' or 'mean'"),
+    ("classes", {"mask_share": 0.5}, r"train\.mask_share=0\.5 has no effect with train\.objective='classes'"),
+    ("next_token", {"data": {"target": "b.txt"}}, r"data\.target='b\.txt' has no effect with"),
+    ("regression", {"label_smoothing": 0.1}, r"train\.label_smoothing=0\.1 has no effect"),
+    (
+        "classes",
+        {"data": {"source": "python"}},
+        r"learns from labelled texts: give their file as",
+    ),
+    ("classes", {"data": {"label_field": "lable"}}, r"a\.jsonl:1: .*'lable'"),
+    ("classes", {"data": {"source": "nothing.csv"}}, r"nothing\.csv"),
+    (
+        "classes",
+        {"model": {"head": "sequence", "n_labels": 5}},
+        r"n_labels=5, but the training examples have 8",
+    ),
+    (
+        "several_labels",
+        {"objective": "classes"},
+        r"jsonl:1: the label is a list, .*='several_labels'",
+    ),
+    ("classes", {"objective": "several_labels"}, r"a\.jsonl:1: the label is no list, 'red'; .*='classes'"),
+    ("classes", {"objective": "regression"}, r"a\.jsonl:1: 'label' is .*not a finite number"),
+    ("classes", {"model": {"vocab_size": 300}}, r"model\.vocab_size=300 but the tokenizer has 258 tokens"),
+    (
+        "translation",
+        {"data": {"field": "de"}},
+        r"names one side of the pairs; give data\.target_field",
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "message"), MISTAKES)
+def test_mistakes_are_named_before_any_work(case, changes, message, tmp_path, monkeypatch):
+    """In one line, and no checkpoint is written."""
+    monkeypatch.chdir(tmp_path)
+    recipe = make_recipe(tmp_path, case, **changes)
+    with pytest.raises((ValueError, KeyError, FileNotFoundError), match=message) as caught:
+        train(recipe, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_labels_of_validation_are_those_of_training(tmp_path):
+    """A label that is not in the training examples has no number."""
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"text": "blue 3", "label": "blue"}\n', encoding="utf-8")
+    recipe = make_recipe(tmp_path, "classes", data={"validation": str(other)})
+    with pytest.raises(ValueError, match=r"other\.jsonl:1: label 'blue' is none of the 8 of the training"):
+        train(recipe, tmp_path / "run")
+
+
+def test_a_split_without_examples_is_named(tmp_path):
+    """Few examples may all fall on one side."""
+    recipe = make_recipe(tmp_path, "regression")
+    rows = [{"text": "a", "label": 1}, {"text": "b", "label": 2}]
+    Path(recipe.data.source).write_text(jsonl(rows), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"2 examples are too few.* give a validation file of its own"):
+        train(recipe, tmp_path / "run")
+
+
+def test_masked_needs_a_token_that_hides(tmp_path):
+    plain = Tokenizer({i: bytes([i]) for i in range(256)} | {256: END.encode()}, [], (END,))
+    path = plain.save(tmp_path / "plain.json")
+    recipe = make_recipe(tmp_path, "masked", data={"tokenizer": str(path)}, model={"vocab_size": 257})
+    with pytest.raises(ValueError, match=r"needs a tokenizer with a token that hides others, such as <mask>"):
+        train(recipe, tmp_path / "run")
+
+
+# ----------------------------------------------------------------------------------------------- parts
+
+
+@settings(deadline=None, max_examples=40)
+@given(length=st.integers(1, 9), longest=st.integers(1, 4), seed=st.integers(0, 99))
+def test_the_best_piece_is_found(length, longest, seed):
+    """Equal to trying every start and every end."""
+    source = torch.Generator().manual_seed(seed)
+    logits = torch.randn(length, 2, generator=source)
+    inside = torch.rand(length, generator=source) < 0.7
+    offsets = [(2 * i, 2 * i + 1) if inside[i] else (-1, -1) for i in range(length)]
+    found = best_piece(logits, offsets, longest)
+    tried = {
+        (first, last): (logits[first, 0] + logits[last, 1]).item()
+        for first in range(length)
+        for last in range(first, min(first + longest, length))
+        if inside[first] and inside[last]
+    }
+    assert found.nothing == pytest.approx(logits[0].sum().item())
+    if tried:
+        first, last = max(tried, key=lambda pair: tried[pair])
+        assert (found.start, found.end) == (2 * first, 2 * last + 1)
+        assert found.score == pytest.approx(tried[first, last])
+    else:
+        assert found.score == -math.inf
+
+
+def test_correlation_of_what_does_not_vary():
+    assert correlation([1.0, 1.0], [2.0, 3.0]) == 0.0
+    assert correlation([1.0, 2.0, 3.0], [-1.0, -2.0, -3.0]) == pytest.approx(-1)
+
+
+def test_the_contrastive_batch_has_both_texts(tasks):
+    """Rows of the same number belong together, each padded for itself."""
+    task, _ = tasks["contrastive"]
+    assert isinstance(task, Contrastive)
+    batch = task.batch(0)
+    assert batch.mask is not None and len(batch.inputs) == 16 and batch.source is None
+    rows = zip(batch.inputs, batch.mask, strict=True)
+    said = [task.tokenizer.decode(row[real].tolist()) for row, real in rows]
+    assert [text.upper() for text in said[:8]] == [text.upper() for text in said[8:]]
