@@ -33,14 +33,14 @@ def transformers() -> Any:
 
 # What `make check` leaves to `make test`: files whose tests are quick each, but many.
 LEFT_TO_MAKE_TEST = {
-    "test_batches", "test_cache", "test_chat", "test_checkpoint", "test_classes", "test_cli",
-    "test_config_json", "test_corpus", "test_decode", "test_edits", "test_encode_examples",
-    "test_encoder_decoder",
-    "test_equal_losses", "test_evaluate", "test_experts", "test_families", "test_families_encoders",
-    "test_families_experts", "test_formats", "test_incremental", "test_invariants", "test_learning",
-    "test_loop", "test_mistakes", "test_older_files", "test_prepare", "test_probe", "test_provenance",
-    "test_published_sizes", "test_recipe", "test_record", "test_selfcheck", "test_shapes", "test_tasks",
-    "test_tokenizer", "test_twins",
+    "test_activations", "test_batches", "test_cache", "test_chat", "test_checkpoint", "test_classes",
+    "test_cli", "test_config_json", "test_corpus", "test_decode", "test_dry_run", "test_edits",
+    "test_encode_examples", "test_encoder_decoder", "test_equal_losses", "test_evaluate",
+    "test_experts", "test_families", "test_families_encoders", "test_families_experts", "test_formats",
+    "test_incremental", "test_invariants", "test_learner", "test_learning", "test_loop",
+    "test_mistakes", "test_older_files", "test_prepare", "test_probe", "test_provenance",
+    "test_published_sizes", "test_recipe", "test_record", "test_selfcheck", "test_shapes", "test_sweep",
+    "test_tasks", "test_tokenizer", "test_twins",
 }  # fmt: skip
 
 

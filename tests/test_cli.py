@@ -232,6 +232,8 @@ def test_tensorboard(clear: Callable[..., str], home: Path) -> None:
 
 def flags_of(verb: str) -> list[str]:
     """The flags that a verb must explain."""
+    if verb == "sweep":
+        return ["out"]
     if verb != "train":
         parameters = inspect.signature(VERBS[verb]).parameters
         return [name for name, given in parameters.items() if "Positional" not in repr(given.annotation)]

@@ -24,8 +24,8 @@ FILES = {
     "training": """scores objectives masking schedules optim muon average spikes activations memory
         demands recipe norms learner durable tensor_files lora checkpoint saver run_folder data evaluate
         example_data example_tasks tasks start predict report probe machine tensor_parallel parallel ahead
-        dry_run loop demo""",
-    "inspector": "record trace provenance spelling manifest views kept anatomy growth passes sweeps",
+        dry_run loop sweep demo""",
+    "inspector": "record trace cells arithmetic rules rules_attention rules_stream provenance spelling manifest views kept anatomy growth passes sweeps",
     "server": """wire page_files run_view reading sides summary session streams saved export guard app
         runs look""",
 }

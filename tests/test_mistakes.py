@@ -249,6 +249,18 @@ MISTAKES = {
     "dry run of a file that is not there": row(
         "train recipe.toml --run x --dry-run --data.source nowhere.txt", "nowhere.txt"
     ),
+    "sweep without a recipe": row("sweep --train.lr 1e-3 3e-3", "name the recipe first"),
+    "sweep of one value": row("sweep recipe.toml --train.lr 1e-3", "nothing to compare"),
+    "sweep of a flag without values": row(
+        "sweep recipe.toml --train.lr --train.steps 1 2", "--train.lr has 0"
+    ),
+    "sweep of what is no setting": row("sweep recipe.toml --lr 1 2", "--lr", "--train.lr"),
+    "sweep of the same value twice": row("sweep recipe.toml --train.lr 1e-3 1e-3", "lr=1e-3", "once"),
+    "sweep with a value that cannot be": row("sweep recipe.toml --train.lr 1e-3 fast", "fast"),
+    "sweep with a recipe that cannot work": row(
+        "sweep recipe.toml --train.context-length 8 9999", "context_length=9999:", "max_len"
+    ),
+    "sweep of text that is not there": row("sweep recipe.toml --data.source a.txt b.txt", "a.txt"),
     "dry run that resumes": row("train recipe.toml --run x --dry-run --resume", "resume", "--dry-run"),
     "warm-up in steps": row("train recipe.toml --run x --train.warmup 2", "warmup=2", "share"),
     "unknown schedule": row("train recipe.toml --run x --train.schedule step", "step", "cosine"),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import tyro
 from tyro.conf import AvoidSubcommands, Positional, arg
 
+from clearhead import cli_sweep
 from clearhead.cli_models import VERBS as MODEL_VERBS
 from clearhead.cli_models import open_model, open_speaker
 from clearhead.cli_tasks import VERBS as TASK_VERBS
@@ -191,6 +192,16 @@ class TrainCommand:
 
 def train(argv: Sequence[str]) -> None:
     """Train a model by a recipe, or go on with a run that was stopped."""
+    command = read_train(argv)
+    run = command.run or Path("runs") / Path(command.recipe).stem
+    if command.dry_run:
+        foresee(command, run)
+    else:
+        train_recipe(command.settings, run, command.resume, command.stop_after, command.tensorboard)
+
+
+def read_train(argv: Sequence[str]) -> TrainCommand:
+    """The recipe and its flags."""
     options: dict[str, Any] = {
         "config": (AvoidSubcommands,)
     }  # experts and the like only if the recipe has some
@@ -198,12 +209,12 @@ def train(argv: Sequence[str]) -> None:
         options["default"] = TrainCommand(argv[0], flags_start(load_recipe(find_recipe(argv[0])), argv))
     elif not {"-h", "--help"} & set(argv):
         raise ValueError("name the recipe first, as in: clearhead train demo --train.minutes 10")
-    command: TrainCommand = parse(TrainCommand, argv, prog="clearhead train", **options)
-    run = command.run or Path("runs") / Path(command.recipe).stem
-    if command.dry_run:
-        foresee(command, run)
-    else:
-        train_recipe(command.settings, run, command.resume, command.stop_after, command.tensorboard)
+    return parse(TrainCommand, argv, prog="clearhead train", **options)
+
+
+def sweep(argv: Sequence[str]) -> None:
+    """Train every combination of some settings, one run after the other, with a table at the end."""
+    cli_sweep.sweep(argv, read_train, say)
 
 
 def foresee(command: TrainCommand, run: Path) -> None:
@@ -404,6 +415,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "tokenizer show": tokenizer_show,
     "prepare": prepare,
     "train": train,
+    "sweep": sweep,
     "generate": generate,
     "evaluate": evaluate,
     "demo": demo,
@@ -455,8 +467,8 @@ def run_verb(words: list[str]) -> None:
         verb = " ".join(words[:n_words])
         if verb in VERBS:
             rest = words[n_words:]
-            if verb == "train":
-                train(rest)
+            if verb in ("train", "sweep"):  # their flags are those of a recipe
+                VERBS[verb](rest)
             else:
                 parse(later(VERBS[verb]), rest, prog=f"clearhead {verb}")()
             return

@@ -113,7 +113,7 @@ def dry_run(recipe: Recipe, run: RunFolder) -> DryRun:
         recipe = fit_recipe(recipe, open_start(recipe.train.start_from))
     recipe.check()
     device = find_device(recipe.train.device)
-    recipe, data = _look_at_data(recipe, run)
+    recipe, data = look_at_data(recipe, run)
     settings = recipe.train
     needs = foresee(recipe)
     per_pass = settings.batch_size * settings.context_length
@@ -134,7 +134,7 @@ def dry_run(recipe: Recipe, run: RunFolder) -> DryRun:
     return DryRun(recipe, device, needs, memory, disk, data, targets, steps, flops, seconds, measured)
 
 
-def _look_at_data(recipe: Recipe, run: RunFolder) -> tuple[Recipe, str]:
+def look_at_data(recipe: Recipe, run: RunFolder) -> tuple[Recipe, str]:
     """The recipe with the vocabulary and the labels that the data will give it; the data in words."""
     data, objective = recipe.data, recipe.train.objective
     prepared = data_folder(data, run) if data_folder(data, run) != run.data else None

@@ -236,8 +236,7 @@ def make_task(
     """
     objective = recipe.train.objective
     if DEMANDS[objective].examples == "text" and recipe.data.form == "text":
-        specials = (END_OF_TEXT, MASK) if objective == "masked" else (END_OF_TEXT,)
-        data = prepare_data(recipe.data, run, note, progress, specials)
+        data = prepare_data(recipe.data, run, note, progress, specials_of(objective))
         recipe = fit_vocabulary(recipe, data.tokenizer)
         recipe = replace(recipe, model=fit_head(recipe.model, objective))
         return (Masked if objective == "masked" else NextToken)(data, recipe.train), recipe
@@ -248,6 +247,11 @@ def make_task(
     if examples.labels:
         run.write_labels(examples.labels)
     return EXAMPLE_TASKS[objective](examples, recipe.train), recipe
+
+
+def specials_of(objective: Objective) -> tuple[str, ...]:
+    """The special tokens of a vocabulary that is learned for an objective."""
+    return (END_OF_TEXT, MASK) if objective == "masked" else (END_OF_TEXT,)
 
 
 def fit_vocabulary(recipe: Recipe, tokenizer: AnyTokenizer) -> Recipe:
