@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ from clearhead.training.recipe import TrainConfig
 T = TypeVar("T")
 FIRST_STEP = timedelta(minutes=30)  # compiling, loading, the first meeting of all ranks
 SAVING = timedelta(minutes=30)
+_meetings = count()
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Distributed:
     def __init__(self, settings: TrainConfig, place: Mapping[str, str]) -> None:
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
         self.rank, self.world_size, local = (int(place[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
@@ -162,7 +165,8 @@ class Distributed:
             torch.cuda.set_device(local)
             self.device = torch.device("cuda", local)
         os.environ.update({name: place[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in place})
-        self.store, _, _ = next(rendezvous("env://", self.rank, self.world_size))
+        store, _, _ = next(rendezvous("env://", self.rank, self.world_size))
+        self.store = PrefixStore(f"meeting {next(_meetings)}", store)  # torchrun's store outlives a meeting
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
             store=self.store,
@@ -250,21 +254,21 @@ class Distributed:
 
     @torch.no_grad()
     def clip(self, model: nn.Module, max_norm: float) -> Float[Tensor, ""]:
-        squares = torch.zeros((), device=self.device)
-        grads = []
+        grads: list[Tensor] = []
         apart: dict[tuple[str, ...], list[Tensor]] = {}
         for p in model.parameters():
-            if p.grad is None:
-                continue
-            p.grad = whole_sums(p.grad)
-            grads.append(local(p.grad))
-            apart.setdefault(cut_along(p.grad), []).append(torch.linalg.vector_norm(grads[-1]).float())
-        for names, norms in apart.items():
-            part = torch.stack(norms).square().sum()
+            if p.grad is not None:
+                p.grad = whole_sums(p.grad)
+                grads.append(local(p.grad))
+                norm = torch.linalg.vector_norm(grads[-1], dtype=torch.float32)
+                apart.setdefault(cut_along(p.grad), []).append(norm)
+        parts = [torch.linalg.vector_norm(torch.stack(norms)) for norms in apart.values()]
+        for i, names in enumerate(apart):
             for name in names:
-                torch.distributed.all_reduce(part, group=self.mesh.get_group(name))
-            squares = squares + part
-        norm = squares.sqrt()
+                square = parts[i].square()
+                torch.distributed.all_reduce(square, group=self.mesh.get_group(name))
+                parts[i] = square.sqrt()
+        norm = parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
         if max_norm < math.inf:
             factor = (max_norm / (norm + 1e-6)).clamp(max=1.0).where(norm.isfinite(), 1.0)
             for g in grads:
@@ -325,8 +329,9 @@ def cut_along(value: Tensor) -> tuple[str, ...]:
 
     if not isinstance(value, DTensor):
         return ()
-    names = value.device_mesh.mesh_dim_names or ()
-    return tuple(name for name, place in zip(names, value.placements, strict=True) if place.is_shard())
+    mesh = value.device_mesh
+    pairs = zip(mesh.mesh_dim_names or (), value.placements, mesh.shape, strict=True)
+    return tuple(name for name, how, n in pairs if n > 1 and not how.is_replicate() and not how.is_partial())
 
 
 def whole_sums(value: Tensor) -> Tensor:

@@ -1,0 +1,111 @@
+"""What one rank does in the tests of several processes: python ranks.py PLAN runs a list of actions.
+
+Every action is one meeting of all ranks; what it finds goes into FOLDER/told-<rank>.json.
+"""
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.model.transformer import Transformer
+from clearhead.training import durable, loop, tasks
+from clearhead.training.checkpoint import load_checkpoint, save_checkpoint
+from clearhead.training.learner import make_optimizer
+from clearhead.training.parallel import start_parallel
+from clearhead.training.recipe import Recipe, load_recipe
+from clearhead.training.report import JsonLines
+
+RANK = int(os.environ["RANK"])
+Action = dict[str, Any]
+
+
+def learn(recipe: Recipe, folder: Path, action: Action) -> Any:
+    """Train; things may happen on the way, each to one rank: signal, kill, flip, poison."""
+    happens, ids = action.get("happens"), []
+    take_step, batch = loop.Trainer._take_step, tasks.NextToken.batch
+
+    def take(self: loop.Trainer) -> None:
+        first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == str(action.get("life", 0))
+        if happens and action["rank"] == RANK and self.step == action["step"] and first_life:
+            HAPPENINGS[happens](self)
+        take_step(self)
+
+    def noted(self: tasks.NextToken, index: int, part: int = 0, parts: int = 1) -> Any:
+        made = batch(self, index, part, parts)
+        ids.append([index, made.sample_ids])
+        return made
+
+    loop.Trainer._take_step, tasks.NextToken.batch = take, noted
+    try:
+        how = {"resume": bool(action.get("resume")), "stop_after": action.get("stop_after")}
+        loop.train(recipe, folder, watchers=[JsonLines()], **how)
+        return {"ids": ids}
+    except (loop.Interrupted, ValueError) as error:
+        return {"ids": ids, "error": type(error).__name__, "said": str(error)}
+    finally:
+        loop.Trainer._take_step, tasks.NextToken.batch = take_step, batch
+
+
+def flip(trainer: loop.Trainer) -> None:
+    """One bit of one weight is wrong from now on."""
+    weight = trainer.model.decoder.blocks[1].attn.q.weight.data.view(torch.int32)
+    weight[3, 5] ^= 1 << 4
+
+
+def poison(trainer: loop.Trainer) -> None:
+    """A gradient of this rank becomes NaN, once."""
+    weight = trainer.model.decoder.blocks[0].ff.up.weight
+    handle = weight.register_hook(lambda grad: handle.remove() or grad * float("nan"))
+
+
+def die_in_save(trainer: loop.Trainer) -> None:
+    """kill -9 at the first point of the next save."""
+    durable._point = lambda name: os.kill(os.getpid(), signal.SIGKILL)
+
+
+HAPPENINGS = {
+    "signal": lambda trainer: signal.raise_signal(signal.SIGTERM),
+    "kill": lambda trainer: os.kill(os.getpid(), signal.SIGKILL),
+    "flip": flip,
+    "poison": poison,
+    "die_in_save": die_in_save,
+}
+
+
+def reshard(recipe: Recipe, folder: Path, action: Action) -> None:
+    """From one process to all ranks, to one, to all: each loads what the one before saved."""
+    source, settings = Path(action["source"]), recipe.train
+    with start_parallel(settings, folder, print) as ranks:
+        for hop, shared in enumerate((True, False, True)):
+            model = Transformer(recipe.model, seed=hop)
+            if shared:
+                ranks.wrap(model)
+            optimizer = make_optimizer(model, settings)
+            if shared or ranks.is_main:
+                together = [ranks.saving] if shared else []
+                load_checkpoint(source, model, optimizer, *together)
+                save_checkpoint(folder / str(hop), 5, model, optimizer, {}, 2, *together)
+            ranks.gather(None)
+            source = folder / str(hop)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    plan = Path(sys.argv[1])
+    told = {}
+    for action in json.loads(plan.read_text()):
+        os.environ["MASTER_PORT"] = str(action.get("port", os.environ.get("MASTER_PORT")))
+        recipe = load_recipe(action["recipe"])
+        recipe = replace(recipe, train=replace(recipe.train, **action.get("train", {})))
+        folder = plan.parent / action["name"]
+        told[action["name"]] = {"learn": learn, "reshard": reshard}[action["do"]](recipe, folder, action)
+    (plan.parent / f"told-{plan.stem}-{RANK}.json").write_text(json.dumps(told))
+
+
+main()
