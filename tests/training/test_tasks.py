@@ -17,8 +17,9 @@ from clearhead.model.transformer import Transformer
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.example_tasks import Contrastive, best_piece, correlation
 from clearhead.training.loop import train
-from clearhead.training.recipe import DataConfig, Recipe, TrainConfig
-from clearhead.training.run_folder import RunFolder
+from clearhead.training.objectives import shift_right
+from clearhead.training.recipe import DataConfig, Recipe, TrainConfig, save_recipe
+from clearhead.training.run_folder import RunFolder, find_config
 from clearhead.training.tasks import MASK, Task, make_task
 
 END = "<|endoftext|>"
@@ -223,6 +224,24 @@ def test_a_vocabulary_is_learned_from_the_training_examples(tmp_path):
         task, recipe = make_task(recipe, RunFolder(folder / "run"), lambda text: None)
         assert task.tokenizer.vocab_size == recipe.model.vocab_size <= 270
         assert (MASK in task.tokenizer.special_tokens) == (case == "masked")
+
+
+def test_a_decoder_reads_the_right_tokens_one_later(tasks):
+    """The rows of a translation are the labels moved by one behind the token that begins."""
+    task, _ = tasks["translation"]
+    batch = task.batch(0)
+    moved = shift_right(batch.targets, 256, 256)
+    assert batch.mask is not None and torch.equal(batch.inputs[batch.mask], moved[batch.mask])
+    assert torch.equal(batch.mask, batch.targets != -100)
+
+
+def test_the_head_of_a_recipe_follows_from_its_objective(tmp_path):
+    """Also where only the config is asked for."""
+    recipe = make_recipe(tmp_path, "masked")
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    assert find_config(tmp_path / "recipe.toml").head == "masked"
+    save_recipe(make_recipe(tmp_path, "classes"), tmp_path / "recipe.toml")
+    assert find_config(tmp_path / "recipe.toml").head == "sequence"
 
 
 def test_hidden_tokens_are_never_special(tasks):

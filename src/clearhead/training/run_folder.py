@@ -164,6 +164,8 @@ def find_config(what: str | Path) -> ModelConfig:
         recipe = load_recipe(find_recipe(what))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}; or the folder of a run, or its model.json") from None
+    n_labels = recipe.model.n_labels or 1  # how many there are is known with the examples
+    recipe = replace(recipe, model=fit_head(recipe.model, recipe.train.objective, n_labels))
     source = recipe.data.tokenizer or Path(recipe.data.source) / "tokenizer.json"
     if Path(source).exists():
         return with_vocabulary(recipe, open_tokenizer(source).vocab_size).model
