@@ -32,10 +32,11 @@ def serve() -> Iterator[Serve]:
     open_ones: list[Served] = []
 
     def start(
-        model: nn.Module, tokenizer: AnyTokenizer | None = None, text: str | None = None, **options: object
+        model: nn.Module, tokenizer: AnyTokenizer | None = None, text: str | None = None, **options: Any
     ) -> Served:
         looking = look(model, tokenizer, text, **options)
-        token = looking.server.config.app.state.token
+        app: Any = looking.server.config.app
+        token = app.state.token
         client = httpx.Client(base_url=looking.url, headers={"x-clearhead-token": token}, timeout=60)
         open_ones.append(Served(looking, model, tokenizer, client))
         return open_ones[-1]

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from clearhead.model.transformer import Transformer
 from clearhead.published.models import save
 from clearhead.server.look import look
 from clearhead.text.tokenizer import Tokenizer
+from reference.zoo import animal
 from serving import TEXT, Serve, Served, lively, tiny_decoder, unpack
 
 STATE = "import('/page/store.js').then(({ app }) => app.state)"
@@ -80,6 +82,32 @@ def test_the_model_beside_answers_with_its_own_numbers(two: tuple[Served, Transf
     mixed, _ = served.trace(text=TEXT, edits=[edit])
     put = Edit("decoder.blocks.1.ff", "patch", (), wanted["decoder.blocks.1.ff"])
     assert torch.equal(mixed["logits"], said_by(served.model, ids, (put,))["logits"][0, -1])
+
+
+@pytest.mark.parametrize("name", ["experts sigmoid", "encoder-decoder"])
+def test_any_two_of_a_kind_stand_side_by_side(name: str) -> None:
+    """Experts come with the summary, chosen and weighted as recorded; the source goes to both models."""
+    one, two = animal(name), animal(name)
+    with torch.no_grad():
+        for parameter in two.parameters():
+            parameter.mul_(1.1)
+    question: dict[str, Any] = {"ids": [3, 14, 15, 9, 26]}
+    options: dict[str, Any] = {}
+    if name == "encoder-decoder":
+        question["source_ids"], options["source"] = [4, 9, 2], torch.tensor([[4, 9, 2]])
+    with look(one, None, "3 14 15 9 26", source="4 9 2", compare=two) as seen:
+        app: Any = seen.server.config.app
+        headers = {"x-clearhead-token": app.state.token}
+        for model, body in ((one, question), (two, {**question, "model": "beside"})):
+            answer = httpx.post(f"{seen.url}api/trace", json=body, headers=headers)
+            tensors, about = unpack(answer.content)
+            values = trace(model, torch.tensor([question["ids"]]), **options).values
+            assert torch.equal(tensors["logits"], values["logits"][0, -1])
+            routed = [path.removesuffix(".chosen") for path in values if path.endswith(".chosen")]
+            assert about["experts"] == routed and bool(routed) == (name == "experts sigmoid")
+            for number, path in enumerate(routed):
+                assert torch.equal(tensors["experts.chosen"][number], values[f"{path}.chosen"][0].int())
+                assert torch.equal(tensors["experts.weights"][number], values[f"{path}.weights"][0])
 
 
 def test_a_model_that_is_not_there_is_refused(served: Served, two: tuple[Served, Transformer]) -> None:
@@ -189,6 +217,18 @@ def test_two_models_on_one_map(two: tuple[Served, Transformer], open_page: Open)
     until(page, "() => document.querySelector('#number-there')")
     told = page.inner_text("#number-there").replace("−", "-").replace("+", "")
     assert f"{values[0]:.4f} there → {values[1]:.4f} here" in told
+    page.locator("#map-title").click()
+    page.keyboard.press("g")
+    page.keyboard.press("End")
+    settled(page, lambda: page.keyboard.press("p"))
+    logits = page.evaluate("import('/page/store.js').then(({ app }) => [...app.trace.logits.data])")
+    row = page.evaluate(STATE)["edits"][0]["name"]
+    put = Edit(row, "patch", (None, len(ids) - 1), theirs[row])
+    assert torch.equal(torch.tensor(logits), said_by(served.model, ids, (put,))["logits"][0, -1])
+    program = page.evaluate("import('/page/takeaway.js').then(({ python }) => python())")
+    assert 'beside, _ = open_model("the other model", "cpu")' in program
+    assert "other = trace(beside, torch.tensor([[" in program
+    settled(page, lambda: page.locator("#edit-0").click())
     page.reload()
     until(page, "() => document.querySelector('#mover')")
     assert page.evaluate("import('/page/store.js').then(({ app }) => app.baseline.id !== app.trace.id)")
