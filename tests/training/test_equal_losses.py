@@ -26,8 +26,13 @@ from clearhead.training.objectives import (
     squared_error,
     token_loss,
 )
+from clearhead.training.recipe import DataConfig, Recipe, TrainConfig
+from clearhead.training.run_folder import RunFolder
+from clearhead.training.start import fill, fit_recipe, open_start
+from clearhead.training.tasks import make_task
 from reference.parity import compare_gradients, tiny
 from reference.parity_encoders import PAD, batch
+from tiny_published import WORDS
 
 SETTINGS = {model_type(name): settings for name, (_, settings) in reversed(TWINS.items())}
 LENGTHS = (24, 7, 17)
@@ -116,6 +121,33 @@ def test_translation(family: str, smoothing: float, transformers: Any, tmp_path:
         loss = transformers.trainer_pt_utils.LabelSmoother(smoothing)(wanted, labels)
     logits = ours(shift_right(labels, start, PAD), mask=mask, source=source, source_mask=real)
     compare(theirs, ours, tmp_path, loss, token_loss(logits, labels, smoothing))
+
+
+def test_a_published_translator_goes_on_as_it_was_trained(transformers: Any, tmp_path: Path):
+    """From a file to a batch, begun with the token that its folder names: it costs what theirs does."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 3}
+    settings: dict[str, Any] = SETTINGS["bart"] | special | {"vocab_size": len(words)}
+    theirs = tiny(transformers, "BartForConditionalGeneration", **settings)
+    theirs.save_pretrained(tmp_path / "theirs")
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "theirs")
+    some = WORDS.split()[:16]
+    pairs = [f"{one} {other}\t{other} the {one}\n" for one in some for other in some[:5]]
+    (tmp_path / "pairs.tsv").write_text("".join(pairs), encoding="utf-8")
+    how: dict[str, Any] = {"objective": "translation", "context_length": 12, "batch_size": 6, "steps": 1}
+    data = DataConfig(source=str(tmp_path / "pairs.tsv"))
+    start = open_start(str(tmp_path / "theirs"))
+    recipe = fit_recipe(Recipe(data, train=TrainConfig(start_from=start.place, **how)), start)
+    assert recipe.data.start_token == "[SEP]"
+    task, recipe = make_task(recipe, RunFolder(tmp_path / "run"), lambda text: None)
+    ours = Transformer(recipe.model, seed=0).eval()
+    fill(ours, start)
+    found = task.batch(0)
+    assert found.source_mask is not None
+    wanted = theirs(found.source, attention_mask=found.source_mask.long(), labels=found.targets).loss
+    loss = task.loss(ours, found) / task.n_targets(found)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
 def one_class(logits: Tensor, targets: Tensor) -> SumAndCount:

@@ -135,8 +135,12 @@ def padding(tokenizer: AnyTokenizer) -> int:
     return pad if pad is not None else end_of_text(tokenizer) or 0
 
 
-def first_of_target(tokenizer: AnyTokenizer) -> int:
-    """Return the id with which a decoder begins that has no published one: bos, cls, the end of text, pad."""
+def first_of_target(tokenizer: AnyTokenizer, named: str | None = None) -> int:
+    """Return the id with which a decoder begins: that of the special token `named`, else of bos, cls, pad, or
+    what ends a text.
+    """
+    if named is not None:
+        return tokenizer.special_id(named)
     for name in ("bos", "cls"):
         if (found := role(tokenizer, name)) is not None:
             return found

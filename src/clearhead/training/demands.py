@@ -66,6 +66,7 @@ SERVES: dict[str, tuple[Objective, ...]] = {
     "data.target": _PAIRS,
     "data.validation_target": _PAIRS,
     "data.target_field": _PAIRS,
+    "data.start_token": ("translation",),
     "data.label_field": _LABELLED,
     "data.second_field": _LABELLED,
     "data.word_column": ("token_labels",),

@@ -40,7 +40,7 @@ from clearhead.text.examples import (
     split_examples,
 )
 from clearhead.text.foreign import AnyTokenizer
-from clearhead.text.frame import padding
+from clearhead.text.frame import first_of_target, padding
 from clearhead.text.padded import PaddedBatches
 from clearhead.training.data import find_tokenizer
 from clearhead.training.demands import Objective
@@ -82,7 +82,7 @@ def prepare_examples(
         tokenizer = with_chat_template(tokenizer)
     rows = []
     for split, examples in (("learn from", train), ("validate", validation)):
-        found, report = encode(objective, examples, tokenizer, settings.context_length, names)
+        found, report = encode(recipe, examples, tokenizer, names)
         if not found:
             raise ValueError(f"nothing is left to {split} of {data.source}: {report.summary()}")
         note(f"to {split}: {report.summary()}")
@@ -151,11 +151,13 @@ def find_labels(objective: Objective, train: Sequence[Any], validation: Sequence
 
 
 def encode(
-    objective: Objective, examples: Sequence[Any], tokenizer: AnyTokenizer, max_len: int, names: list[str]
+    recipe: Recipe, examples: Sequence[Any], tokenizer: AnyTokenizer, names: list[str]
 ) -> tuple[list[Encoded], Any]:
-    """Examples as rows of ids of at most `max_len` tokens, and a report of it."""
+    """Examples as rows of ids of at most `context_length` tokens, and a report of it."""
+    objective, max_len = recipe.train.objective, recipe.train.context_length
     if objective == "translation":
-        return encode_pairs(examples, tokenizer, max_len, max_len)
+        start = first_of_target(tokenizer, recipe.data.start_token)
+        return encode_pairs(examples, tokenizer, max_len, max_len, start=start)
     if objective == "contrastive":
         return encode_alike(examples, tokenizer, max_len)
     if objective == "token_labels":

@@ -31,7 +31,7 @@ from clearhead.model.experts import Routing
 from clearhead.model.transformer import Transformer
 from clearhead.text.batches import IGNORED, Batch
 from clearhead.text.examples import Pair, Question
-from clearhead.text.frame import end_of_text, first_of_target
+from clearhead.text.frame import end_of_text
 from clearhead.training.evaluate import Forward, evaluating, outputs_of, perplexity
 from clearhead.training.example_data import ExampleData
 from clearhead.training.objectives import (
@@ -162,7 +162,7 @@ class Translation(_NextTokens):
             model,
             source,
             max_new_tokens=self.settings.context_length - 1,
-            start_id=first_of_target(self.tokenizer),
+            start_id=self.data.validation_rows[0].inputs[0],  # every row begins with it
             eos_id=end_of_text(self.tokenizer),
         )
         special = set(self.tokenizer.special_tokens.values())

@@ -48,6 +48,7 @@ class Reader:
     tokenizer: AnyTokenizer
     labels: list[str]
     kind: Kind = "class"  # of a sequence head: what its outputs mean
+    start_token: str | None = None  # of a translation that a run has learned
 
 
 class Tag(NamedTuple):
@@ -85,7 +86,7 @@ def make_reader(place: str | Path, model: Transformer, tokenizer: AnyTokenizer) 
         kind = kinds.get(run.recipe().train.objective, "class") if run.exists() else "class"
     if len(names) != n_labels:
         names = [f"LABEL_{number}" for number in range(n_labels)]
-    return Reader(model, tokenizer, names, kind)
+    return Reader(model, tokenizer, names, kind, run.recipe().data.start_token if run.exists() else None)
 
 
 # ---------------------------------------------------------------------------------------------------- texts
@@ -165,7 +166,8 @@ def translate(reader: Reader, texts: Sequence[str], max_new_tokens: int | None =
     published, special = model.origin is not None, set(tokenizer.special_tokens.values())
     marks: dict[str, Any] = {}  # with which ids it begins and ends; a published model says so itself
     if not published:
-        marks = {"start_id": first_of_target(tokenizer), "eos_id": end_of_text(tokenizer)}
+        start = first_of_target(tokenizer, reader.start_token)
+        marks = {"start_id": start, "eos_id": end_of_text(tokenizer)}
     said = []
     for text in texts:
         if published:

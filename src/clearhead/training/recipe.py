@@ -41,6 +41,7 @@ class DataConfig:
     target: str | None = None  # pairs: the file whose lines are the counterparts of those in source
     validation_target: str | None = None  # and those of the lines in validation
     target_field: str | None = None  # pairs in one file: the counterpart's field; the text's is `field`
+    start_token: str | None = None  # translations: what stands before the first token; None: the tokenizer's
     label_field: str = "label"  # labelled texts: the column or field of the label
     second_field: str | None = None  # and of a second text, when it is about two
     word_column: int = 1  # tagged words: the column of the word

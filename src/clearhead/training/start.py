@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from clearhead.generation.special_ids import published_ids
 from clearhead.model.config import Head, ModelConfig, given
 from clearhead.model.transformer import Transformer
 from clearhead.published.mapping import list_names, names_of_labels, read_config
@@ -36,6 +37,8 @@ HEAD_FIELDS = (
 )
 # What else may: it changes how a model is trained or how fast it runs, and no weight.
 FREE_FIELDS = ("embed_dropout", "attn_dropout", "residual_dropout", "ff_dropout", "fused_qkv", "init")
+# What [data] takes over from it.
+TAKEN_OVER = ("tokenizer", "start_token")
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,17 @@ def fit_recipe(recipe: Recipe, start: Start) -> Recipe:
             f"data.tokenizer={data.tokenizer} is another vocabulary than that of start_from={start.place}; "
             "leave it away, it is taken over"
         )
+    if recipe.train.objective == "translation" and data.start_token is None:
+        data = replace(data, start_token=start_token(start))
     return replace(recipe, model=with_head(start, demand.head).replace(**changes), data=data)
+
+
+def start_token(start: Start) -> str | None:
+    """The special token with which the decoder of this model was trained to begin; None: its tokenizer's."""
+    if RunFolder(start.place).exists():
+        return RunFolder(start.place).recipe().data.start_token
+    begin = published_ids(start.model).start
+    return next((text for text, id in start.tokenizer.special_tokens.items() if id == begin), None)
 
 
 def named(config: ModelConfig) -> list[str]:
@@ -128,8 +141,8 @@ def recipe_as_begun(recipe: Recipe, run: RunFolder) -> Recipe:
     if recipe.train.start_from is None or begun.train.start_from != recipe.train.start_from:
         return recipe
     model = begun.model.replace(**{name: getattr(recipe.model, name) for name in named(recipe.model)})
-    tokenizer = recipe.data.tokenizer or begun.data.tokenizer
-    return replace(recipe, model=model, data=replace(recipe.data, tokenizer=tokenizer))
+    taken = {name: getattr(recipe.data, name) or getattr(begun.data, name) for name in TAKEN_OVER}
+    return replace(recipe, model=model, data=replace(recipe.data, **taken))
 
 
 def with_head(start: Start, head: Head) -> ModelConfig:
