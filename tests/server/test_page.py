@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from browsing import READY, SHOWS, Open, number_shown, settled, trace_id, until
 from torch import nn
 
+from browsing import READY, SHOWS, Open, number_shown, settled, trace_id, until
 from clearhead.generation.sample import (
     apply_temperature,
     keep_min_p,
@@ -26,8 +26,10 @@ from clearhead.generation.sample import (
 from clearhead.inspector.provenance import Unknown, explain, recompute
 from clearhead.inspector.trace import trace
 from clearhead.model.transformer import Transformer
+from clearhead.text.bpe import train_bpe
+from clearhead.text.tokenizer import Tokenizer
 from reference.zoo import ZOO, animal
-from serving import TEXT, Serve, Served
+from serving import CORPUS, TEXT, Serve, Served, tiny_decoder
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +57,9 @@ def zoo(serve: Serve) -> Callable[[str], Served]:
 
 def go_to(page: Any, name: str, index: list[int]) -> None:
     """Show one number."""
-    page.evaluate("([name, index]) => import('/page/store.js').then(({ show }) => show(name, index))", [name, index])
+    page.evaluate(
+        "([name, index]) => import('/page/store.js').then(({ show }) => show(name, index))", [name, index]
+    )
     until(
         page,
         "text => document.getElementById('cell-name')?.textContent === text",
@@ -317,6 +321,33 @@ def test_a_window_says_so(zoo: Any, open_page: Open) -> None:
     assert "window of 3" in page.inner_text("#values")
 
 
+@pytest.mark.parametrize("shape", ["decoder", "encoder", "encoder-decoder"])
+def test_padding_is_never_looked_at(shape: str, serve: Serve, open_page: Open, tmp_path: Path) -> None:
+    """Invariant 9, invariant 13: padding in a text, and of an encoder-decoder in its source, weighs exactly 0
+    in every row; the page says why, and each row of a real token still sums to 1.
+    """
+    file = tmp_path / "corpus.txt"
+    file.write_text(CORPUS, encoding="utf-8")
+    tokenizer = Tokenizer(*train_bpe(str(file), 320, ["[PAD]"]), ["[PAD]"])
+    head = "masked" if shape == "encoder" else "lm"
+    model = tiny_decoder(tokenizer.vocab_size, shape=shape, head=head)
+    padded, plain = "the cat[PAD][PAD] sat", "the dog"
+    two = shape == "encoder-decoder"
+    other = serve(model, tokenizer, plain if two else padded, source=padded if two else None, name=shape)
+    page = open_page(other, f"#layer=1&head=2&kind={'cross' if two else 'self'}")
+    until(page, "() => document.getElementById('row-hidden')?.textContent.includes('padding')")
+    assert "2 keys may not be seen: padding" in page.inner_text("#row-hidden")
+    name = f"{'encoder' if head == 'masked' else 'decoder'}.blocks.1.{'cross' if two else 'attn'}.weights"
+    weights = other.value(trace_id(page), name, at="0,:,:,:")
+    hidden = torch.tensor([token == tokenizer.special_tokens["[PAD]"] for token in tokenizer.encode(padded)])
+    assert hidden.sum() == 2 and torch.all(weights[..., hidden] == 0)
+    queries = ~hidden if not two else slice(None)
+    assert torch.allclose(weights[:, queries].sum(-1), torch.ones(()), atol=1e-6)
+    go_to(page, name, [0, 2, 0, int(hidden.nonzero()[0])])
+    page.wait_for_selector("text=masked: the key is padding")
+    assert number_shown(page) == 0
+
+
 def test_shared_heads_are_named(zoo: Any, open_page: Open) -> None:
     """Invariant 12: query head h uses key/value head h // G, and the picture says so."""
     page = open_page(zoo("gqa interleaved"), "#layer=0&head=4")
@@ -530,7 +561,9 @@ def test_another_text_can_be_put_in(served: Served, open_page: Open) -> None:
     page.locator("#map-title").click()
     page.keyboard.press("g")
     settled(page, lambda: page.keyboard.press("p"))
-    logits = torch.tensor(page.evaluate("import('/page/store.js').then(({ app }) => [...app.trace.logits.data])"))
+    logits = torch.tensor(
+        page.evaluate("import('/page/store.js').then(({ app }) => [...app.trace.logits.data])")
+    )
     there, _ = served.trace(text=other)
     assert torch.allclose(logits, there["logits"], atol=1e-5)
     program = page.evaluate("import('/page/takeaway.js').then(({ python }) => python())")

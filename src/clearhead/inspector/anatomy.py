@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from clearhead.generation.window import evaluating
@@ -42,10 +43,12 @@ class Harvest(Recorder):
 
 
 class Anatomy:
-    """A model and its parts. `example`: a question it can answer; from its trace the outline is drawn."""
+    """A model and its parts. `example`: a question it can answer; from its trace the outline is drawn. `pad`:
+    the token that fills up rows; where it stands nothing looks.
+    """
 
-    def __init__(self, model: nn.Module, example: Question) -> None:
-        self.model, self.modules = model, list(model.modules())
+    def __init__(self, model: nn.Module, example: Question, pad: int | None = None) -> None:
+        self.model, self.modules, self.pad = model, list(model.modules()), pad
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         with evaluating(self.modules):
             self.outline = trace(model, self.tensor(example.ids[:2]), source=self.source(example))
@@ -74,6 +77,28 @@ class Anatomy:
     def source(self, question: Question) -> Tensor | None:
         """What an encoder-decoder reads first."""
         return None if question.source is None else self.tensor(question.source)
+
+    def masks(self, question: Question) -> tuple[Bool[Tensor, "1 T"] | None, Bool[Tensor, "1 S"] | None]:
+        """Which tokens of the text and of the source are real; None where all are.
+
+        What the decoder of an encoder-decoder says is never padding here: some begin with that very token.
+        """
+        if question.source is None:
+            return self._real(question.ids), None
+        return None, self._real(question.source)
+
+    def _real(self, ids: tuple[int, ...]) -> Bool[Tensor, "1 T"] | None:
+        return None if self.pad is None or self.pad not in ids else self.tensor(ids) != self.pad
+
+    def padded(self, question: Question) -> bool:
+        """Whether some tokens only fill up a row."""
+        return self.masks(question) != (None, None)
+
+    def asked(self, question: Question) -> dict[str, Any]:
+        """The arguments with which the model is called beside the tokens."""
+        mask, source_mask = self.masks(question)
+        told = {"mask": mask, "source": self.source(question), "source_mask": source_mask}
+        return {name: value for name, value in told.items() if value is not None}
 
     def looking(self, look: Look, question: Question) -> tuple[Tensor, Tensor]:
         """The tokens that look, and those that are looked at."""

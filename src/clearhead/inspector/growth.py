@@ -45,12 +45,11 @@ class Growth:
         anatomy, model = self.anatomy, self.anatomy.model
         assert isinstance(model, Transformer)
         self.latest, self.filled, self.fused = None, 0, 0
-        options: dict[str, Any] = {}
-        source = anatomy.source(found.question)
-        if source is not None:
-            found.memory = model.encode(source)
+        options: dict[str, Any] = anatomy.asked(found.question)
+        grows = model.config.shape != "encoder" and not anatomy.padded(found.question)
+        if grows and "source" in options:
+            found.memory = model.encode(options.pop("source"))
             options["memory"] = found.memory
-        grows = model.config.shape != "encoder"
         if grows:
             needed = -(-(found.length + 32) // _CACHE_BLOCK) * _CACHE_BLOCK
             self.cache = model.new_cache(1, max(found.length, min(needed, model.config.max_len)))
@@ -80,7 +79,9 @@ class Growth:
     def longer(self, number: str, question: Question) -> Pass | None:
         """The pass of a text that begins like the latest one; None if that is not possible."""
         base, cache, anatomy = self.latest, self.cache, self.anatomy
-        if question.edits or base is None or cache is None or base.question.source != question.source:
+        if question.edits or base is None or cache is None or anatomy.padded(question):
+            return None
+        if base.question.source != question.source:
             return None
         start = min(_common(base.question.ids, question.ids), self.filled)
         length = len(question.ids)

@@ -44,15 +44,20 @@ class Passes:
     """Runs one model and keeps what a page may ask about. Not for two threads at once.
 
     `example`: a question the model can answer; from its trace the outline of the model is drawn. `weights`:
-    of a run, gives the model the weights of a step and returns their hash.
+    of a run, gives the model the weights of a step and returns their hash. `pad`: the token that fills up
+    rows, which nothing looks at.
     """
 
     def __init__(
-        self, model: nn.Module, example: Question, weights: Callable[[int], str] | None = None
+        self,
+        model: nn.Module,
+        example: Question,
+        weights: Callable[[int], str] | None = None,
+        pad: int | None = None,
     ) -> None:
         self.model, self.weights = model, weights
         self.version = _digest(model)
-        self.anatomy = anatomy = Anatomy(model, example)
+        self.anatomy = anatomy = Anatomy(model, example, pad)
         self.device, self.outline, self.stacks = anatomy.device, anatomy.outline, anatomy.stacks
         self.main, self.main_name = anatomy.main, anatomy.main_name
         self.looks, self.map, self.n_bytes = anatomy.looks, anatomy.map, anatomy.n_bytes
@@ -176,8 +181,7 @@ class Passes:
     def says(self, question: Question, position: int) -> Float[Tensor, "..."]:
         """What the model says at a position of a question, all tokens at once; nothing is kept."""
         self._go_to(question.step)
-        source = self.anatomy.source(question)
-        options = {} if source is None else {"source": source}
+        options = self.anatomy.asked(question)
         with self.anatomy.running(), record(self.model, names=[], edits=question.edits):
             output = self.model(self.anatomy.tensor(question.ids), **options)[0]
         per_position = output.dim() == 2 and len(output) == len(question.ids)
@@ -196,10 +200,10 @@ class Passes:
 
     def _read_all(self, found: Pass, question: Question) -> tuple[dict[str, Tensor], dict[str, Heads]]:
         """Run all tokens at once, and keep in `found` every value, or of a long text the rows of the map."""
-        tokens, source = self.anatomy.tensor(question.ids), self.anatomy.source(question)
+        tokens, options = self.anatomy.tensor(question.ids), self.anatomy.asked(question)
         looks = {look.path: look for look in self.looks}
         if question.edits or self.n_bytes(question) <= SHORT:
-            found.trace = trace(self.model, tokens, source=source, edits=question.edits)
+            found.trace = trace(self.model, tokens, edits=question.edits, **options)
             values = found.trace.values
             return values, {
                 path: self._heads(look, values[f"{path}.weights"], question) for path, look in looks.items()
@@ -212,7 +216,7 @@ class Passes:
 
         harvest = self.anatomy.harvest(keep)
         with hear(self.model, harvest):
-            self.model(tokens, **({} if source is None else {"source": source}))
+            self.model(tokens, **options)
         names = [*itertools.chain(*self.map.values()), "logits"]
         found.rows, found.given = {name: harvest.values[name] for name in names}, harvest.given
         return harvest.values, heads
@@ -236,9 +240,8 @@ class Passes:
     def _again(self, found: Pass, block: str) -> Trace:
         """A trace of one block of a long pass, from its kept input; "" gives what is outside the blocks."""
         question = found.question
-        made = Trace(
-            self.model, self.anatomy.tensor(question.ids), self.anatomy.source(question), None, None, ()
-        )
+        tokens, source = self.anatomy.tensor(question.ids), self.anatomy.source(question)
+        made = Trace(self.model, tokens, source, *self.anatomy.masks(question), ())
         made.nodes.update(self.outline.nodes)
         made.values.update(found.rows)
         if not block:

@@ -17,8 +17,10 @@ from clearhead.inspector.passes import Passes, Question
 from clearhead.inspector.provenance import Cell, Unknown, explain
 from clearhead.inspector.spelling import Speller
 from clearhead.inspector.views import manifest
+from clearhead.model.transformer import Transformer
 from clearhead.server.run_view import RunView
 from clearhead.text.foreign import AnyTokenizer
+from clearhead.text.frame import end_of_text, role
 from clearhead.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -40,7 +42,8 @@ class Side:
     def __init__(self, given: Given, example: Question, speller: Speller) -> None:
         self.model, self.name, self.run = given.model, given.name, given.run
         first = replace(example, step=self.step(None))
-        self.passes = Passes(self.model, first, None if self.run is None else self.run.put)
+        weights = None if self.run is None else self.run.put
+        self.passes = Passes(self.model, first, weights, padding_of(self.model, given.tokenizer))
         outline = self.passes.outline
         operations: dict[str, tuple[str, list[str]]] = {}
         for value_name, value in outline.values.items():
@@ -50,6 +53,7 @@ class Side:
                 continue  # the manifest then says what the pass itself shows
             operations[value_name] = cell.made.op, _operands(cell)
         self.manifest = manifest(self.model, given.tokenizer, outline, name=self.name, operations=operations)
+        self.manifest["pad_id"] = self.passes.anatomy.pad
         self.mark = (
             short_hash(self.manifest["config"], parts_of(self.manifest)),
             vocabulary_hash(speller, self.manifest["vocab_size"] or 0),
@@ -69,6 +73,15 @@ class Side:
         """Architecture, weights, vocabulary and machine of the latest pass, each as a short hash."""
         architecture, vocabulary, machine = self.mark
         return f"{architecture}.{self.passes.version[:8]}.{vocabulary}.{machine}"
+
+
+def padding_of(model: nn.Module, tokenizer: AnyTokenizer | None) -> int | None:
+    """The token that only fills up rows; None if there is none that does nothing else."""
+    if tokenizer is None or not isinstance(model, Transformer):
+        return None
+    pad = role(tokenizer, "pad")
+    used = [end_of_text(tokenizer), *(role(tokenizer, name) for name in ("bos", "eos", "cls", "sep"))]
+    return None if pad in used else pad
 
 
 def check_alike(ours: Side, theirs: Side) -> None:

@@ -8,7 +8,7 @@ import { css, diverging, sequential } from "./colors.js";
 import { brief, exact, fill, h, percent, visible } from "./dom.js";
 import { makeGrid } from "./grid.js";
 import { CanvasPaint, SvgPaint, pixels } from "./paint.js";
-import { app, go, keysOf, layerIndex, openHead, piecesOf, position, redraw, rowIndex, rowsOf, show, stack, valueNamed } from "./store.js";
+import { app, go, keysOf, layerIndex, manifest, openHead, piecesOf, position, redraw, rowIndex, rowsOf, show, stack, valueNamed } from "./store.js";
 import { t } from "./text.js";
 
 const WINDOW = 256; // rows of a picture at most; more are said to be left out
@@ -387,10 +387,17 @@ function headPicture(attn, head, from, [scores, weights, queries, keys]) {
           total(t("steps.sum"), "row-sum", sum),
         ),
       ),
-      hidden > 0 && h("p", { class: "soft small" }, t("steps.hidden", { n: hidden, why: t(`mask.${reason(row, columns - 1) || reason(row, 0) || "other"}`) })),
+      hidden > 0 && hiddenNote(order.map((j) => reason(row, j))),
       columns * layout(520).side < columns && h("p", { class: "soft small" }, t("steps.pooled")),
       from + rows < texts.query.length || from > 0 ? h("p", { class: "soft small" }, t("steps.part", { from, to: from + rows - 1, n: texts.query.length })) : null,
     );
+  }
+
+  /** How many keys may not be seen, and why. */
+  function hiddenNote(reasons) {
+    const counts = new Map();
+    for (const why of reasons) if (why) counts.set(why, (counts.get(why) ?? 0) + 1);
+    return h("p", { class: "soft small", id: "row-hidden" }, Array.from(counts, ([why, n]) => t("steps.hidden", { n, why: t(`mask.${why}`) })).join(" · "));
   }
 
   const cellButton = (name, i, j, text) =>
@@ -401,8 +408,10 @@ function headPicture(attn, head, from, [scores, weights, queries, keys]) {
 
 /** Why query i may not see key j; "" if it may. A weight of 0 alone is no reason. */
 function whyMasked(attn, i, j) {
-  if (attn.kind === "cross") return "";
   const one = stack();
+  const padded = attn.kind === "cross" || one.name === "encoder" || manifest.stacks.length === 1;
+  if (padded && manifest.pad_id != null && keysOf(attn)[j]?.id === manifest.pad_id) return "padding";
+  if (attn.kind === "cross") return "";
   if (one.causal && j > i) return "causal";
   if (attn.window && one.causal && i - j >= attn.window) return "window";
   if (attn.window && !one.causal && Math.abs(i - j) > attn.window) return "window";
