@@ -192,7 +192,7 @@ class TrainConfig:
             )
         if self.muon_lr is not None and not 0 < self.muon_lr < math.inf:
             raise ValueError(f"muon_lr={self.muon_lr} must be a number above 0")
-        if not 0 <= self.decay <= 1 - self.warmup:
+        if not 0 <= self.decay <= (1 - self.warmup if self.schedule == "trapezoid" else 1):
             raise ValueError(
                 f"decay={self.decay} is a share of the steps, at least 0 and at most 1 - warmup={self.warmup}"
             )
@@ -240,6 +240,7 @@ class TrainConfig:
     def free(self) -> dict[str, Any]:
         """The settings that change no number of a run, so that one that is resumed may change them."""
         names = (
+            *("norms_every", "checkpoint_activations"),
             *("on_nonfinite", "max_skips", "probes", "keep", "keep_best", "milestones", "async_save"),
             *("on_save_error", "parallel", "replicate", "tensor_parallel", "rank_timeout", "compare_every"),
         )
