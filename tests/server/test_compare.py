@@ -213,6 +213,9 @@ def test_two_models_on_one_map(two: tuple[Served, Transformer], open_page: Open)
         until(page, "() => !document.querySelector('#effect').textContent.includes('#')")
         assert abs(change_of(page, mover) - moved) < 6e-4
         assert f"{100 * float(q.max()):.1f}%" in reading(page).split("there", 1)[1]
+    both = [served.trace(text=TEXT)[0]["lens.p"], served.trace(text=TEXT, model="beside")[0]["lens.p"]]
+    largest = float((both[0] - both[1])[1:].abs().max())
+    assert f"Strongest colour: a change of {100 * largest:.1f}%" in page.inner_text("#map-note")
     values = [float(x[name][0, 1, 6, 2]) for x in (theirs, ours)]
     until(page, "() => document.querySelector('#number-there')")
     told = page.inner_text("#number-there").replace("−", "-").replace("+", "")
@@ -283,6 +286,9 @@ def test_texts_branch_and_one_comes_back(served: Served, open_page: Open) -> Non
     Enter, goes back to the very trace; the address restores it all.
     """
     page = open_page(served)
+    page.keyboard.press("g")
+    page.keyboard.press("c")  # nothing is compared yet and nothing stands beside: the box is opened
+    assert page.evaluate("document.activeElement.id") == "against"
     first, start = trace_id(page), ids_of(served)
     assert page.locator("#branches").is_hidden()
     words = [int(page.locator("#next-body button.bar").nth(n).get_attribute("data-id")) for n in (0, 3)]

@@ -6,7 +6,7 @@ import * as api from "./api.js";
 import { fill, h, visible } from "./dom.js";
 import { say } from "./grid.js";
 import { drawHeads, editHead, headViews } from "./heads.js";
-import { crossNote, drawMaps, linesNote, mapViews } from "./map.js";
+import { crossNote, drawMaps, linesNote, mapViews, scaleNote } from "./map.js";
 import { drawNext, toBranches } from "./next.js";
 import { app, go, layerIndex, manifest, onDraw, openHead, piecesOf, position, readAddress, redraw, setTheme, stack, start } from "./store.js";
 import { languages, setLanguage, t } from "./text.js";
@@ -40,7 +40,7 @@ function drawHeader() {
   fill(at("settings"), settings());
   const paint = at("paint");
   fill(paint, paintTools());
-  at("map-note").textContent = [linesNote(), crossNote()].filter(Boolean).join(" · ");
+  at("map-note").textContent = [scaleNote(), linesNote(), crossNote()].filter(Boolean).join(" · ");
 }
 
 function crumbs() {

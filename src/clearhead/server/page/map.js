@@ -287,13 +287,12 @@ function looksOf(i, row, column, theme, extremes) {
   if (!lens) return null;
   const word = visible(wordOf(lens.id));
   if (state.paint === "delta" && baseline && compared()) {
-    const there = beside(column);
-    if (there === null) return null;
-    const before = lensAt(baseline, row, there);
+    const before = lensThere(row, column);
+    if (before === undefined) return null;
     const change = lens.p - (before?.p ?? 0);
     const other = before && before.id !== lens.id;
     const small = `${change < 0 ? "−" : "+"}${Math.round(100 * Math.abs(change))}`;
-    return { color: diverging(theme, change, 0.5), word, small, share: Math.abs(change), mark: other };
+    return { color: diverging(theme, change, extremes.delta()), word, small, share: Math.abs(change), mark: other };
   }
   if (state.paint === "watch" && state.watch.length) {
     const found = followedAt(row, column);
@@ -342,15 +341,29 @@ function rowsSay(trace, id) {
 }
 const said = new Map();
 
-/** The largest change of the followed token's logit on the map, to measure the others by. */
-function largestChange(i) {
+/** The lens of the cell beside this one; undefined where no token stands beside it. */
+function lensThere(row, column) {
+  const there = beside(column);
+  return there === null ? undefined : lensAt(app.baseline, row, there);
+}
+
+/** The largest of these sizes on the map, to measure the others by. */
+function largest(i, size) {
   let most = 1e-9;
   for (const row of rowsOf(stackAt(i))) {
-    piecesOf(stackAt(i)).forEach((_, column) => {
-      if (row.layer !== null) most = Math.max(most, Math.abs(followedAt(row, column)?.change ?? 0));
-    });
+    if (row.layer !== null) piecesOf(stackAt(i)).forEach((_, column) => (most = Math.max(most, Math.abs(size(row, column)))));
   }
   return most;
+}
+
+const changeOfP = (row, column) => (lensAt(app.trace, row, column)?.p ?? 0) - (lensThere(row, column)?.p ?? 0);
+const changeOfLogit = (row, column) => followedAt(row, column)?.change ?? 0;
+
+/** What the strongest colour stands for, where colours say what differs. */
+export function scaleNote() {
+  if (!app.trace || !compared() || manifest.stacks.length === 0) return "";
+  if (app.state.paint === "delta") return t("map.scale", { most: percent(largest(0, changeOfP)) });
+  return app.state.paint === "watch" && app.state.watch.length ? t("map.scale", { most: brief(largest(0, changeOfLogit), 3).slice(1) }) : "";
 }
 
 /** Draw a map with any paint. */
@@ -364,8 +377,8 @@ export function paintMap(paint, g, i) {
   const last = Math.min(g.pieces.length, Math.ceil((g.scroll + g.seen - g.left) / g.column) + 1);
   const norm = app.trace[i > 0 ? "source.norm" : "norm"];
   const extremes = { norm: norm ? norm.data.reduce((a, b) => Math.max(a, b), 0) : 1 };
-  let most = 0;
-  extremes.watch = () => (most ||= largestChange(i));
+  const once = (size, value = 0) => () => (value ||= largest(i, size));
+  [extremes.watch, extremes.delta] = [once(changeOfLogit), once(changeOfP)];
   if (one.foreign) extremes.norm = Math.max(1e-9, ...g.rows.flatMap((row) => [...(lengthsOf(row.name) ?? [])]));
   const X = (j) => g.x(j) - g.scroll;
 
