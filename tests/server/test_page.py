@@ -250,6 +250,22 @@ def test_the_embedding_strip_is_the_row_of_the_table(served: Served, open_page: 
     assert torch.equal(torch.tensor(strip[1]), weight[strip[0]].detach().flatten())
 
 
+def test_the_rows_nearest_to_a_token_are_those_of_the_table(served: Served, open_page: Open) -> None:
+    """The token view names the eight tokens whose rows of the embedding point nearest to where its own does."""
+    page = open_page(served, "#v=tokens&pos=1")
+    page.wait_for_selector("#near")
+    shown = page.eval_on_selector_all(
+        "#near .merge", "all => all.map((one) => [Number(one.title), one.lastChild.textContent])"
+    )
+    table = served.model.get_parameter("embed.weight").detach()
+    row = served.session.question({"text": TEXT}).ids[1]
+    cosines = torch.cosine_similarity(table, table[row][None])
+    cosines[row] = -2
+    best = cosines.topk(8)
+    assert [id for id, _ in shown] == best.indices.tolist()
+    assert [text.strip() for _, text in shown] == [f"{cosine:.2f}" for cosine in best.values.tolist()]
+
+
 def test_the_last_row_of_the_map_is_what_the_model_says(served: Served, open_page: Open) -> None:
     """Invariant 19, invariant 6: the lens at the last depth is the argmax of the logits; words and
     probabilities are the model's own.

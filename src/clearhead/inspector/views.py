@@ -93,6 +93,22 @@ def norms(rows: Float[Tensor, "R T D"]) -> Float[Tensor, "R T"]:
     return rows.float().norm(dim=-1)
 
 
+def nearest_rows(table: Float[Tensor, "V D"], row: int, n: int = 8) -> list[tuple[int, float]]:
+    """The rows of a table whose direction is nearest to that of one row, and the cosine of the angle between.
+
+    >>> nearest_rows(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]]), 0, 2)
+    [(1, 1.0), (2, 0.0)]
+    """
+    if not 0 <= row < len(table):
+        raise ValueError(f"row={row} should be one of the {len(table)} rows of the table")
+    wide = table.float()
+    lengths = wide.norm(dim=-1).clamp(min=1e-12)
+    cosines = wide @ wide[row] / lengths / lengths[row]
+    cosines[row] = -2  # a row is nearest to itself
+    best = cosines.topk(min(n, len(table) - 1))
+    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
 # --------------------------------------------------------------------------------------------------- heads
 
 

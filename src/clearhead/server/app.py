@@ -10,6 +10,7 @@
     GET  /api/trace/ID/watch       what every row of the map says of some tokens
     GET  /api/trace/ID/t/NAME      a slice of a value        GET  /api/w/NAME    a slice of a weight
     GET  /api/trace/ID/cell/NAME   how one number was made   GET  /api/source/KEY
+    GET  /api/trace/ID/near/NAME   rows of a table near one
     POST /api/generate             tokens one by one, as server-sent events
     POST /api/sweep                every head off, or every row patched, as server-sent events
     GET  /api/export/ID.KIND       safetensors, csv, py, html
@@ -213,6 +214,10 @@ def add_values(app: FastAPI, session: Session) -> None:
     async def cell(number: str, name: str, at: str = "") -> Response:
         index = tuple(whole_number(part) for part in at.split(",")) if at else ()
         return reply(await session.call(session.cell, number, name, index), FOREVER)
+
+    @app.get("/api/trace/{number}/near/{name:path}")
+    async def near(number: str, name: str, row: str = "") -> Response:
+        return reply(await session.call(session.near, number, name, whole_number(row)), FOREVER)
 
     @app.get("/api/w/{name:path}")
     async def weight(name: str, request: Request) -> Response:

@@ -139,6 +139,9 @@ export const cell = (id, name, index) =>
 /** How far the logits of generate() are from a trace's. */
 export const delta = (id) => once(`/api/trace/${id}/delta`, async (response) => (await response.json()).delta);
 
+/** The tokens whose rows of a table point nearest to that of one: [id, text, cosine][]. */
+export const near = (id, table, row) => once(`/api/trace/${id}/near/${part(table)}?row=${row}`, (response) => response.json());
+
 /** Attention lines and logits of another position. */
 export const lines = (id, position) =>
   once(`/api/trace/${id}/lines?at=${position}`, async (response) => {

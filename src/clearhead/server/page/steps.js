@@ -662,6 +662,21 @@ function leadPickers(value, lead) {
 // ---------------------------------------------------------------- a token
 
 let token = { key: "", answer: null };
+let near = { key: "", rows: [] };
+
+/** The tokens whose vectors point most nearly where this one's does; none where nobody can tell. */
+function nearest(table, id) {
+  const key = `${app.trace.id}|${table}|${id}`;
+  if (near.key !== key) {
+    near = { key, rows: [] };
+    api.near(app.trace.id, table, id).then((rows) => {
+      if (near.key !== key) return;
+      near.rows = rows;
+      redraw(["steps"]);
+    }, () => {});
+  }
+  return near.rows;
+}
 
 /** What the selected token is made of: bytes, number, merges; where its vector stands. */
 function tokenView() {
@@ -681,6 +696,7 @@ function tokenView() {
   const merges = same ? (token.answer.merges?.[position()] ?? []) : [];
   const table = `param:${embeddingName()}`;
   const width = api.manifest.config?.d_model ?? 0;
+  const rows = api.manifest.config ? nearest(table.slice(6), piece.id) : [];
   const item = (name, ...value) => h("div", { class: "item" }, h("dt", null, name), h("dd", null, value));
   return h(
     "dl",
@@ -690,6 +706,7 @@ function tokenView() {
     item(t("token.bytes"), h("code", null, (piece.bytes ?? "").replace(/(..)/g, "$1 ").trim())),
     merges.length > 0 && item(t("token.merges"), merges.map((pair) => h("code", { class: "merge" }, pair.split(" ").map(bytesText).join(" + ")))),
     item(t("token.vector"), h("button", { type: "button", class: "link", onclick: () => show(`${embeddingName().replace(/\.weight$/, "")}`, [0, position(), 0]) }, t("token.row", { table: table.slice(6), id: piece.id, n: width }))),
+    rows.length > 0 && item(t("token.near"), h("span", { id: "near" }, rows.map(([id, text, cosine]) => h("span", { class: "merge", title: `${id}` }, h("code", null, visible(text)), ` ${cosine.toFixed(2)}`))), h("span", { class: "soft small" }, t("token.cosine"))),
   );
 }
 
