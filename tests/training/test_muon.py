@@ -32,7 +32,7 @@ CLASSICAL = (1.875, -1.25, 0.375)  # a step that converges from where the five e
 
 @pytest.mark.parametrize(("rows", "columns"), [(16, 16), (40, 12), (12, 40)])
 def test_singular_values_become_one(rows, columns):
-    """All above 0.01 of the norm come within 0.13 of 1 (the older way: 0.32); more steps find U V^T itself."""
+    """All above 0.01 of the norm come within 0.13 of 1 (the older way: 0.32); more steps find U V^T."""
     matrix, polar = with_spectrum(rows, columns, 0.03)
     for polynomials, distance in ((POLAR_EXPRESS, 0.13), (NEWTON_SCHULZ, 0.32)):
         found = orthogonalise(1e3 * matrix[None], polynomials)[0]
