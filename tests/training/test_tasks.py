@@ -19,6 +19,7 @@ from clearhead.training.example_tasks import Contrastive, best_piece, correlatio
 from clearhead.training.loop import train
 from clearhead.training.objectives import shift_right
 from clearhead.training.recipe import DataConfig, Recipe, TrainConfig, save_recipe
+from clearhead.training.report import Watcher
 from clearhead.training.run_folder import RunFolder, find_config
 from clearhead.training.tasks import MASK, Task, make_task
 
@@ -145,6 +146,30 @@ def test_cutting_a_batch_changes_nothing(case, tasks):
     torch.testing.assert_close(whole[0], parts[0], rtol=1e-5, atol=0)
     for one, other in zip(whole[1], parts[1], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * one.abs().max().item())
+
+
+class Steps(Watcher):
+    """Loss and norm of every step."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[float, float]] = []
+
+    def on_step(self, step: int, metrics: dict[str, Any]) -> None:
+        self.found.append((metrics["loss"], metrics["norm"]))
+
+
+@pytest.mark.parametrize("case", ["masked", "token_labels"])
+def test_accumulation_is_a_big_batch(case, tmp_path):
+    """Two micro-batches of 4 are one batch of 8: the same examples, the same loss and gradients."""
+    found = []
+    for n in (1, 2):
+        steps = Steps()
+        recipe = make_recipe(tmp_path, case, batch_size=8 // n, accumulation=n)
+        train(recipe, tmp_path / f"run{n}", watchers=[steps])
+        found.append(steps.found)
+    assert len(found[0]) == 4
+    for one, other in zip(*found, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
 
 
 def test_negatives_come_from_the_batch(tasks):

@@ -88,9 +88,10 @@ def prepare_examples(
         note(f"to {split}: {report.summary()}")
         rows.append(found if recipe.model.n_token_types > 1 else without_types(found))
     fill = padding(tokenizer)
+    step = settings.batch_size * settings.accumulation  # their order is the step's, however it is cut
     return ExampleData(
         tokenizer,
-        PaddedBatches(rows[0], settings.batch_size, settings.seed, fill),
+        PaddedBatches(rows[0], step, settings.seed, fill),
         PaddedBatches(rows[1], settings.batch_size, settings.seed, fill),
         rows[1],
         validation,
