@@ -22,8 +22,8 @@ FILES = {
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
     "training": """scores objectives masking schedules optim muon average spikes activations memory
-        demands recipe norms learner durable tensor_files lora checkpoint saver run_folder data evaluate
-        example_data example_tasks tasks start predict report probe machine tensor_parallel parallel
+        demands recipe norms learner durable tensor_files lora checkpoint saver run_folder data verify
+        evaluate example_data example_tasks tasks start predict report probe machine tensor_parallel parallel
         ahead dry_run loop sweep harness demo""",
     "inspector": """record trace cells arithmetic rules rules_attention rules_stream provenance
         spelling manifest views kept anatomy growth passes sweeps""",
@@ -88,7 +88,14 @@ def test_every_file_has_its_place_in_the_reading_order() -> None:
 def test_imports_only_look_back(path: Path) -> None:
     here = place(name_of(path))
     if here is None:
-        assert path.name in ("__init__.py", "cli.py", "cli_models.py", "cli_sweep.py", "cli_tasks.py")
+        assert path.name in (
+            "__init__.py",
+            "cli.py",
+            "cli_models.py",
+            "cli_runs.py",
+            "cli_sweep.py",
+            "cli_tasks.py",
+        )
         return
     ahead = [module for module in imports_of(path) if (there := place(module)) is not None and there >= here]
     assert not ahead, f"{name_of(path)} imports what comes later: {ahead}"
@@ -127,7 +134,9 @@ def test_no_print_in_the_library(path: Path) -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
-    assert path.name in ("cli.py", "cli_models.py", "cli_sweep.py", "cli_tasks.py") or not calls
+    assert (
+        path.name in ("cli.py", "cli_models.py", "cli_runs.py", "cli_sweep.py", "cli_tasks.py") or not calls
+    )
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "model").glob("*.py")), ids=name_of)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import tyro
 from tyro.conf import AvoidSubcommands, Positional, arg
 
-from clearhead import cli_sweep
+from clearhead import cli_runs, cli_sweep
 from clearhead.cli_models import VERBS as MODEL_VERBS
 from clearhead.cli_models import open_model, open_speaker
 from clearhead.cli_tasks import VERBS as TASK_VERBS
@@ -212,6 +212,11 @@ def read_train(argv: Sequence[str]) -> TrainCommand:
     return parse(TrainCommand, argv, prog="clearhead train", **options)
 
 
+def launch(argv: Sequence[str]) -> None:
+    """Start `train` in several processes, on one machine or many."""
+    cli_runs.launch(argv, parse)
+
+
 def sweep(argv: Sequence[str]) -> None:
     """Train every combination of some settings, one run after the other, with a table at the end."""
     cli_sweep.sweep(argv, read_train, say)
@@ -248,15 +253,18 @@ def train_recipe(recipe: Recipe, run: Path, resume: bool, stop_after: int | None
     """Train with the terminal's watchers; Ctrl-C says how to go on."""
     from clearhead.training import loop, report
 
+    is_main = os.environ.get("RANK", "0") == "0"  # of several processes one speaks
     watchers = [report.JsonLines(), report.Terminal(), report.Samples(), report.Curve()]
     if tensorboard:
         watchers.append(report.TensorBoard())
     try:
         done = loop.train(recipe, run, resume=resume, stop_after=stop_after, watchers=watchers)
     except loop.Interrupted as interrupted:
-        say(f"{interrupted}; saved in {run}; go on with the same command and --resume")
+        if is_main:
+            say(f"{interrupted}; saved in {run}; go on with the same command and --resume")
         raise SystemExit(130) from None
-    say(f"model in {done.checkpoints}, curve in {done.curve_file}, log in {done.metrics_file}")
+    if is_main:
+        say(f"model in {done.checkpoints}, curve in {done.curve_file}, log in {done.metrics_file}")
 
 
 def generate(
@@ -420,6 +428,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "demo": demo,
     "show": show,
+    "launch": launch,
+    "verify": cli_runs.verify,
     **TASK_VERBS,
     **MODEL_VERBS,
 }
@@ -467,7 +477,7 @@ def run_verb(words: list[str]) -> None:
         verb = " ".join(words[:n_words])
         if verb in VERBS:
             rest = words[n_words:]
-            if verb in ("train", "sweep"):  # their flags are those of a recipe
+            if verb in ("train", "sweep", "launch"):  # their flags are those of a recipe
                 VERBS[verb](rest)
             else:
                 parse(later(VERBS[verb]), rest, prog=f"clearhead {verb}")()

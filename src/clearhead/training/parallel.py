@@ -405,6 +405,12 @@ def start_parallel(
         chosen = "ddp" if settings.replicate * settings.tensor_parallel == 1 else "fsdp"
         settings = replace(settings, parallel=chosen)
         note(f"parallel=auto: {chosen}, {place['WORLD_SIZE']} ranks")
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or "0")
+    if restarts and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in os.environ:
+        note(
+            "torchrun's restarts are slow and may fail unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set; "
+            "`clearhead launch` does that"
+        )
     parallel = Single(settings) if alone else Distributed(settings, place)
     try:
         with lock_run(run) if parallel.is_main else nullcontext():
