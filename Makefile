@@ -40,6 +40,7 @@ bench: $(VENV)/.installed-test       ## side by side with peers; appends to benc
 	$(BIN)/python benchmarks/tokenizer.py --record
 	$(BIN)/python benchmarks/prepare.py --record
 	$(BIN)/python benchmarks/training.py --record
+	$(BIN)/python benchmarks/throughput.py --record
 	$(BIN)/python benchmarks/experts.py --record
 	$(BIN)/python benchmarks/loading.py --record
 	$(BIN)/python benchmarks/look.py --record
