@@ -4,6 +4,7 @@
 
 import * as api from "./api.js";
 import { brief, fill, h, percent, visible } from "./dom.js";
+import { say } from "./grid.js";
 import { wordOf } from "./map.js";
 import { logitsHere, logitsThere, spell } from "./next.js";
 import { argmax, softmax } from "./sample.js";
@@ -203,4 +204,53 @@ async function runSweep() {
     mine.rows.push(event);
   };
   await listen(mine, { ...asked(), what: "heads" }, hear, () => mine.id === sweepId());
+}
+
+// ---------------------------------------------------------------- a vector made longer or shorter
+
+const SCALE = 0.25; // of a key
+const [LEAST, MOST] = [-2, 4];
+
+/** By how much a key changes the factor. */
+export const stepOf = (key) => ({ "+": SCALE, "=": SCALE, "-": -SCALE, "−": -SCALE })[key] ?? 0;
+
+/** Whether the row of the map is a value that can be changed. */
+export const scalable = (row) => Boolean(row) && (row.layer !== null || !row.name.endsWith(".input"));
+
+/** The edit that scales a cell, if there is one. */
+export const scaleOf = (row, column) => app.state.edits.find((edit) => edit.kind === "scale" && edit.name === row.name && edit.at.join() === [null, column].join());
+
+/** Multiply the vector of a cell; times one is no edit. */
+export function scaleCell(row, column, factor, quietly = false) {
+  const value = Math.max(LEAST, Math.min(MOST, Math.round(100 * factor) / 100));
+  const there = scaleOf(row, column);
+  const rest = app.state.edits.filter((edit) => edit !== there);
+  const edit = { name: row.name, kind: "scale", at: [null, column], value, on: true };
+  go({ edits: value === 1 ? rest : there ? app.state.edits.map((one) => (one === there ? edit : one)) : [...rest, edit] }, quietly);
+  const text = t("map.scaled", { name: row.name, value });
+  document.getElementById("readout").textContent = text;
+  say(text);
+}
+
+/** With a mouse or a pen: press on a cell and pull it up or down. A finger scrolls; it has the slider of the edit. */
+export function dragToScale(canvas, host, find) {
+  let drag = null;
+  let pulled = false;
+  canvas.addEventListener("pointerdown", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const at = event.pointerType === "touch" || event.button !== 0 ? null : find(event.clientX - box.left, event.clientY - box.top);
+    pulled = false;
+    drag = at && scalable(at.row) ? { ...at, y: event.clientY, from: scaleOf(at.row, at.column)?.value ?? 1, last: null } : null;
+    if (drag) canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const up = drag ? drag.y - event.clientY : 0;
+    if (!drag || (!pulled && Math.abs(up) < 6)) return;
+    const factor = Math.round(10 * (drag.from + up / 50)) / 10;
+    if (factor !== drag.last) scaleCell(drag.row, drag.column, factor, pulled);
+    drag.last = factor;
+    pulled = true;
+  });
+  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => (drag = null));
+  host.addEventListener("click", (event) => pulled && event.stopPropagation(), true); // a pull is no click
 }

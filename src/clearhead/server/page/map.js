@@ -6,6 +6,7 @@
 import { followed, words } from "./api.js";
 import { css, diverging, inkOn, sequential } from "./colors.js";
 import { brief, percent, visible } from "./dom.js";
+import { dragToScale, scalable, scaleCell, scaleOf, stepOf } from "./edits.js";
 import { makeGrid, say } from "./grid.js";
 import { follow } from "./next.js";
 import { CanvasPaint, SvgPaint } from "./paint.js";
@@ -47,7 +48,10 @@ export function mapViews() {
         paintMap(new CanvasPaint(canvas, geometry.seen, geometry.height), geometry, i);
       },
     });
-    dragToScale(view.canvas, host, (x, y) => hit(place(i, scroller.clientWidth), x, y), i);
+    dragToScale(view.canvas, host, (x, y) => {
+      const at = hit(place(i, scroller.clientWidth), x, y);
+      return at && { row: rowsOf(stackAt(i))[at[0]], column: at[1] };
+    });
     scroller.addEventListener("scroll", () => view.draw(), { passive: true });
     grids.push(view);
   });
@@ -199,13 +203,14 @@ function openCell(i, r, column) {
 
 function keyOn(i, event, r, column) {
   const row = rowsOf(stackAt(i))[r];
-  if (event.key === "x" && row?.added) {
-    const edit = { name: row.added, kind: "zero", at: [null, column], value: null, on: true };
+  const kind = { x: "zero", m: "mean", f: "freeze" }[event.key];
+  if (kind && row?.added) {
+    const edit = { name: row.added, kind, at: [null, column], value: null, on: true };
     go({ edits: [...app.state.edits, edit] });
-    say(t("edit.added", { name: row.added }));
+    say(kind === "zero" ? t("edit.added", { name: row.added }) : t("edit.done"));
     return true;
   }
-  const step = { "+": SCALE, "=": SCALE, "-": -SCALE, "−": -SCALE }[event.key];
+  const step = stepOf(event.key);
   if (step && scalable(row)) {
     scaleCell(row, column, (scaleOf(row, column)?.value ?? 1) + step);
     return true;
@@ -222,50 +227,6 @@ function keyOn(i, event, r, column) {
     return true;
   }
   return false;
-}
-
-// ---------------------------------------------------------------- a vector made longer or shorter
-
-const SCALE = 0.25; // of a key
-const [LEAST, MOST] = [-2, 4];
-
-const scalable = (row) => Boolean(row) && (row.layer !== null || !row.name.endsWith(".input"));
-const scaleOf = (row, column) => app.state.edits.find((edit) => edit.kind === "scale" && edit.name === row.name && edit.at.join() === [null, column].join());
-
-/** Multiply the vector of a cell; times one is no edit. */
-function scaleCell(row, column, factor, quietly = false) {
-  const value = Math.max(LEAST, Math.min(MOST, Math.round(100 * factor) / 100));
-  const there = scaleOf(row, column);
-  const rest = app.state.edits.filter((edit) => edit !== there);
-  const edit = { name: row.name, kind: "scale", at: [null, column], value, on: true };
-  go({ edits: value === 1 ? rest : there ? app.state.edits.map((one) => (one === there ? edit : one)) : [...rest, edit] }, quietly);
-  const text = t("map.scaled", { name: row.name, value });
-  document.getElementById("readout").textContent = text;
-  say(text);
-}
-
-/** With a mouse or a pen: press on a cell and pull it up or down. A finger scrolls; it has the slider of the edit. */
-function dragToScale(canvas, host, find, i) {
-  let drag = null;
-  let pulled = false;
-  canvas.addEventListener("pointerdown", (event) => {
-    const box = canvas.getBoundingClientRect();
-    const at = event.pointerType === "touch" || event.button !== 0 ? null : find(event.clientX - box.left, event.clientY - box.top);
-    const row = at && rowsOf(stackAt(i))[at[0]];
-    pulled = false;
-    drag = scalable(row) ? { row, column: at[1], y: event.clientY, from: scaleOf(row, at[1])?.value ?? 1, last: null } : null;
-    if (drag) canvas.setPointerCapture(event.pointerId);
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    const up = drag ? drag.y - event.clientY : 0;
-    if (!drag || (!pulled && Math.abs(up) < 6)) return;
-    const factor = Math.round(10 * (drag.from + up / 50)) / 10;
-    if (factor !== drag.last) scaleCell(drag.row, drag.column, factor, pulled);
-    drag.last = factor;
-    pulled = true;
-  });
-  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => (drag = null));
-  host.addEventListener("click", (event) => pulled && event.stopPropagation(), true); // a pull is no click
 }
 
 // ---------------------------------------------------------------- painting
