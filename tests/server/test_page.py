@@ -251,7 +251,7 @@ def test_the_embedding_strip_is_the_row_of_the_table(served: Served, open_page: 
 
 
 def test_the_rows_nearest_to_a_token_are_those_of_the_table(served: Served, open_page: Open) -> None:
-    """The token view names the eight tokens whose rows of the embedding point nearest to where its own does."""
+    """The token view names the eight tokens whose rows of the embedding point nearest to its own."""
     page = open_page(served, "#v=tokens&pos=1")
     page.wait_for_selector("#near")
     shown = page.eval_on_selector_all(
@@ -551,6 +551,22 @@ def test_a_head_can_be_frozen(served: Served, open_page: Open) -> None:
     page.locator("#python-open").click()
     program = page.inner_text("#python")
     assert f'Edit("{frozen}", "patch", (None, 0,), plain["{frozen}"])' in program
+
+
+def test_cross_heads_and_cells_of_the_map_can_be_frozen_too(zoo: Any, open_page: Open) -> None:
+    """`f` where a cross head is open keeps its weights; on a cell of the map what was added there."""
+    page = open_page(zoo("encoder-decoder"), "#kind=cross&layer=1&head=2&edits=zero:encoder.blocks.0.ff@")
+    page.wait_for_selector("#row-table")
+    page.focus("#step-grid")
+    settled(page, lambda: page.keyboard.press("f"))
+    page.keyboard.press("g")
+    page.keyboard.press("ArrowUp")
+    settled(page, lambda: page.keyboard.press("f"))
+    edits = page.evaluate("import('/page/store.js').then(({ app }) => app.state.edits.slice(1))")
+    assert [(edit["name"], edit["kind"], edit["at"]) for edit in edits] == [
+        ("decoder.blocks.1.cross.weights", "freeze", [None, 2]),
+        ("decoder.blocks.1.cross", "freeze", [None, 8]),
+    ]
 
 
 def test_an_edit_that_writes_what_is_there_changes_nothing(served: Served, open_page: Open) -> None:

@@ -39,7 +39,7 @@ export function headViews() {
     key: (event, layer, head) => {
       const kind = { x: "zero", m: "mean", f: "freeze" }[event.key];
       if (!kind) return false;
-      editHead(layer, head, kind);
+      editHead(stackAt(app.state.stack).layers[layer].attention[0], head, kind);
       return true;
     },
     hit: (x, y) => {
@@ -63,8 +63,7 @@ function describe(layer, head) {
 }
 
 /** Switch a head off, or freeze it at its mean over the positions. */
-export function editHead(layer, head, kind) {
-  const attn = stackAt(app.state.stack).layers[layer].attention[0];
+export function editHead(attn, head, kind) {
   const edit = { name: `${attn.path}.${kind === "freeze" ? "weights" : "mixed"}`, kind, at: [null, head], value: null, on: true };
   go({ edits: [...app.state.edits, edit] });
 }

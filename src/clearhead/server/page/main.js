@@ -135,7 +135,8 @@ function switchOff(kind) {
   const { cell, head } = app.state;
   if (cell && at("number").contains(document.activeElement) && !cell.name.startsWith("param:")) {
     go({ edits: [...app.state.edits, { name: cell.name, kind, at: cell.index, value: null, on: true }] });
-  } else if (head !== null && openHead()?.attn.kind === "self") editHead(layerIndex(), head, kind);
+  } else if (head !== null && openHead()) editHead(openHead().attn, head, kind);
+  else return;
   say(t("edit.done"));
 }
 
