@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
-from browsing import CHROMIUM, FLAGS, Open
 from torch import nn
 
+from browsing import CHROMIUM, FLAGS, Open
 from clearhead.text.bpe import train_bpe
 from clearhead.text.foreign import AnyTokenizer
 from clearhead.text.tokenizer import Tokenizer
