@@ -22,8 +22,10 @@ from clearhead.training.checkpoint import checkpoints
 from clearhead.training.recipe import Recipe
 from clearhead.training.report import TIMINGS, JsonLines, Samples, Watcher, read_metrics
 from clearhead.training.run_folder import RunFolder
+from clearhead.training.saver import Saver
 from tiny_run import tiny_recipe, write_corpus
 
+STOPPED = 3
 KILLS, AFTER_A_CHECKPOINT, INSIDE_A_SAVE = 50, 30, 5
 
 
@@ -51,7 +53,7 @@ def train_and_tell(recipe: Recipe, folder: Path, pipe: int) -> None:
     def tell(event: bytes) -> None:
         os.write(pipe, event)
 
-    token_loss, save_checkpoint = tasks.token_loss, loop.save_checkpoint
+    token_loss, save_checkpoint = tasks.token_loss, Saver.save
 
     def loss(*args, **kwargs):
         tell(b"m")
@@ -59,16 +61,23 @@ def train_and_tell(recipe: Recipe, folder: Path, pipe: int) -> None:
 
     def save(*args, **kwargs):
         tell(b"(")
-        save_checkpoint(*args, **kwargs)
+        saved = save_checkpoint(*args, **kwargs)
         tell(b")")
+        return saved
 
-    tasks.token_loss, loop.save_checkpoint = loss, save
+    tasks.token_loss, Saver.save = loss, save
     durable._point = lambda name: tell(b".")
     train(recipe, folder, tell)
 
 
-def trial(recipe: Recipe, folder: Path, enough: Callable[[bytes], bool], delay: float) -> tuple[bool, bytes]:
-    """Train in a child and kill it `delay` seconds after its events are `enough`; was it killed, and when?"""
+def trial(
+    recipe: Recipe,
+    folder: Path,
+    enough: Callable[[bytes], bool],
+    delay: float,
+    signals: tuple[int, ...] = (signal.SIGKILL,),
+) -> tuple[bool, bytes]:
+    """Train in a child, signal it `delay` seconds after its events are `enough`; was it ended, and when?"""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: fork beside threads
@@ -79,6 +88,8 @@ def trial(recipe: Recipe, folder: Path, enough: Callable[[bytes], bool], delay: 
             os.close(reading)
             train_and_tell(recipe, folder, writing)
             code = 0
+        except loop.Interrupted:
+            code = STOPPED
         finally:
             os._exit(code)
     os.close(writing)
@@ -86,12 +97,13 @@ def trial(recipe: Recipe, folder: Path, enough: Callable[[bytes], bool], delay: 
     while not enough(events) and (told := os.read(reading, 1)):
         events += told
     select.select([], [], [], delay)
-    os.kill(pid, signal.SIGKILL)  # a child that has ended waits to be asked, so its number is still its own
+    for number in signals:
+        os.kill(pid, number)  # a child that has ended waits to be asked: its number is still its own
     while told := os.read(reading, 4096):
         events += told
     os.close(reading)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code in (0, -signal.SIGKILL), f"the child failed with exit code {code}"
+    assert code in (0, STOPPED, -signal.SIGKILL), f"the child failed with exit code {code}"
     return code != 0, events
 
 
@@ -118,17 +130,10 @@ def moment(source: random.Random) -> tuple[Callable[[bytes], bool], float]:
     return lambda events: b"(" in events and events.rpartition(b"(")[2].count(b".") >= points, 0.0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.usefixtures("unchecked")
-def test_fifty_kills_leave_no_trace(tmp_path: Path) -> None:
-    """Weights, optimizer and logs equal bit for bit those of the uninterrupted run: 2 layers with dropout,
-    two micro-batches in a step, five epochs.
-    """
+def dropout_recipe(folder: Path) -> Recipe:
     dropout = {"embed_dropout": 0.1, "attn_dropout": 0.1, "residual_dropout": 0.1, "ff_dropout": 0.1}
-    recipe = tiny_recipe(
-        write_corpus(tmp_path / "corpus", documents=7),
+    return tiny_recipe(
+        write_corpus(folder / "corpus", documents=7),
         model=dropout,
         steps=45,
         batch_size=2,
@@ -138,6 +143,17 @@ def test_fifty_kills_leave_no_trace(tmp_path: Path) -> None:
         sample_tokens=4,
         save_every=3,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.usefixtures("unchecked")
+def test_fifty_kills_leave_no_trace(tmp_path: Path) -> None:
+    """Weights, optimizer and logs equal bit for bit those of the uninterrupted run: 2 layers with dropout,
+    two micro-batches in a step, five epochs.
+    """
+    recipe = dropout_recipe(tmp_path)
     train(recipe, tmp_path / "reference")
     expected = outcome(tmp_path / "reference")
 
@@ -160,3 +176,39 @@ def test_fifty_kills_leave_no_trace(tmp_path: Path) -> None:
     assert outcome(folder) == expected
     assert not [path for path in (folder / "checkpoints").iterdir() if path.name.startswith(".")]
     print(f"{kills} kills: {after_a_checkpoint} after a checkpoint, {inside_a_save} inside a save")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.usefixtures("unchecked")
+def test_twenty_requests_to_stop_lose_no_step(tmp_path: Path) -> None:
+    """SIGTERM at random moments, in saves, and twice in a row: each time the last finished step is on the
+    disk, and the run goes on to the very same end (R6).
+    """
+    recipe = dropout_recipe(tmp_path)
+    train(recipe, tmp_path / "reference")
+    expected = outcome(tmp_path / "reference")
+    source = random.Random(6)
+    stops = in_saves = runs = 0
+    folder = tmp_path / "run-0"
+    while stops < 20 or in_saves < 3:
+        assert stops < 60, "the signals do not meet the saves"
+        before = int(checkpoints(folder)[0].name[5:]) if checkpoints(folder) else 0
+        twice = (signal.SIGTERM,) * (1 + stops % 2)
+        if stops % 4 == 3:  # in the first save after some steps
+            moment = (lambda events: b"s" in events and events.endswith(b"(.")), 0.0
+        else:
+            steps = source.randint(1, 6)
+            moment = (lambda events, steps=steps: events.count(b"s") >= steps), source.uniform(0, 0.004)
+        stopped, events = trial(recipe, folder, *moment, twice)
+        assert int(checkpoints(folder)[0].name[5:]) == before + events.count(b"s")
+        if stopped:
+            stops += 1
+            in_saves += events.rstrip(b".)").endswith(b"(") and stops % 4 == 0
+        else:
+            assert outcome(folder) == expected
+            runs += 1
+            folder = tmp_path / f"run-{runs}"
+    train(recipe, folder)
+    assert outcome(folder) == expected
+    print(f"{stops} requests to stop, {in_saves} in saves")

@@ -137,7 +137,10 @@ def write_content(final: Path, content: Content, ranks: Ranks = ALONE) -> None:
     except (OSError, SafetensorError) as error:
         size = sum(t.nbytes for t in content.tensors().values()) + len(content.state)
         code, reason = _errno_of(error), getattr(error, "strerror", None) or error
-        message = f"{final} ({size:,} bytes) could not be written: {reason}; earlier checkpoints are intact"
+        advice = "make room there; " if code in (errno.ENOSPC, errno.EDQUOT) else ""
+        message = (
+            f"{final} ({size:,} bytes) could not be written: {reason}; {advice}earlier checkpoints are intact"
+        )
         raise OSError(code, message) from error
 
 

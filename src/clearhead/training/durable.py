@@ -94,7 +94,7 @@ def write_folder(
     except Exception:
         if ranks.is_main:
             with suppress(OSError):
-                _clear(final.parent)
+                clear_unfinished(final.parent)
         raise
 
 
@@ -116,7 +116,7 @@ def _agree(ranks: Ranks, action: Callable[[], Any], main_only: bool = False) -> 
 
 def _begin(final: Path, new: Path) -> None:
     _make_folder(final.parent)
-    _clear(final.parent)
+    clear_unfinished(final.parent)
     _point("begin")
     new.mkdir()
 
@@ -241,7 +241,8 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     return files
 
 
-def _clear(parent: Path) -> None:
+def clear_unfinished(parent: Path) -> None:
+    """Take away what a killed call of `write_folder` left in a folder, or finish what it had begun."""
     for old in parent.glob(f"{ASIDE}*"):
         final = old.with_name(old.name.removeprefix(ASIDE))
         if final.exists():

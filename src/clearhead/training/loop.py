@@ -210,8 +210,8 @@ class Trainer:
         """Write a checkpoint of this very moment; the last one of a run must succeed."""
         for watcher in self.watchers:
             watcher.before_save(self.step)
-        self.saver.save(self.step, self.model, self.learner.optimizer, self._state(), last=last)
-        self.saved_step = self.step
+        if self.saver.save(self.step, self.model, self.learner.optimizer, self._state(), last=last):
+            self.saved_step = self.step
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint tells beside tensors."""

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from clearhead.training.checkpoint import Content, prune, steps_in, take_content, write_content
-from clearhead.training.durable import ALONE, Ranks, remove_folder
+from clearhead.training.durable import ALONE, Ranks, clear_unfinished, remove_folder
 from clearhead.training.recipe import TrainConfig
 
 
@@ -32,6 +32,8 @@ class Saver:
         if settings.async_save:
             self.thread = ThreadPoolExecutor(1, thread_name_prefix="saving")
         self.writing: Future[None] | None = None
+        for where in ("checkpoints", "best", "milestones") if ranks.is_main else ():
+            clear_unfinished(run / where)
 
     def save(
         self,
@@ -41,18 +43,18 @@ class Saver:
         state: dict[str, Any],
         *,
         last: bool = False,
-    ) -> None:
+    ) -> bool:
         """Write a checkpoint of this very moment, or begin to; the `last` one is waited for.
 
-        OSError: it could not be written, or the one before could not; with on_save_error="warn" only the
-        last one raises, and others are noted.
+        Returns whether it is there, or begun. OSError: it could not be written, or the one before could not;
+        with on_save_error="warn" only the last one raises, and others are noted.
         """
         self._told(self.finish)
         content = take_content(step, model, optimizer, state)
         if self.thread is None or last:
-            self._told(lambda: self._write(content), must=last)
-            return
+            return self._told(lambda: self._write(content), must=last)
         self.writing = self.thread.submit(self._write, content.copy())
+        return True
 
     def keep_best(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
         """Keep the weights of this moment as the best so far, instead of those before."""
@@ -96,10 +98,12 @@ class Saver:
                 if former != final:
                     remove_folder(former)
 
-    def _told(self, action: Callable[[], None], must: bool = False) -> None:
+    def _told(self, action: Callable[[], None], must: bool = False) -> bool:
         try:
             action()
+            return True
         except OSError as error:
             if must or self.settings.on_save_error == "stop":
                 raise
             self.note(f"{error.strerror or error}; training goes on (on_save_error=warn)")
+            return False
