@@ -18,7 +18,7 @@ SIZES = {
 
 def make_bert(transformers: Any, folder: Path, kind: str, **settings: Any) -> tuple[Any, Any]:
     """Write a model of the class `kind` and its tokenizer into a folder; return both."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
     tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"))

@@ -23,6 +23,8 @@ from clearhead.training.start import fill, fit_recipe, open_start
 from tiny_published import WORDS, make_bert
 from tiny_run import tiny_recipe, write_corpus
 
+pytestmark = pytest.mark.slow
+
 Made = Callable[..., tuple[Path, Any, Any]]
 
 
