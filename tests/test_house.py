@@ -27,7 +27,7 @@ FILES = {
         ahead dry_run loop sweep harness demo""",
     "inspector": """record trace cells arithmetic rules rules_attention rules_stream provenance
         spelling manifest views kept anatomy growth passes sweeps""",
-    "server": """wire page_files run_view reading sides summary session streams saved export guard app
+    "server": """wire page_files run_view reading sides summary asides session streams saved export guard app
         runs look""",
 }
 

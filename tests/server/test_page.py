@@ -862,8 +862,12 @@ def test_nine_questions_are_answered_with_this_models_numbers(
         answer = page.inner_text("#guide-answer")
         assert re.search(r"\d", answer) and not re.search(r"{\w+}", answer), answer
         assert bool(re.search(r"[\u4e00-\u9fff]", answer)) == (language == "zh-CN")
+        if question == 8 and language == "en-US":
+            assert "direct contributions" in answer
         if question < 9:
             page.locator("#guide-look").click()
+            shown = page.evaluate("import('/page/store.js').then(({ app }) => app.state.cell)")
+            assert (shown is None) == (question in (1, 6, 7, 8))  # no number of an earlier answer stays
             page.locator("#guide-next").click()
     settled(page, lambda: page.locator("#guide-look").click())
     assert "→" in page.inner_text("#effect")

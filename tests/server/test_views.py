@@ -16,7 +16,16 @@ from clearhead.inspector.passes import Pass, Passes, Question
 from clearhead.inspector.record import Edit
 from clearhead.inspector.spelling import Speller
 from clearhead.inspector.trace import source_text, trace
-from clearhead.inspector.views import cut, halved, head_scores, parse_place, pool, pool_factor, thumbnails
+from clearhead.inspector.views import (
+    cut,
+    halved,
+    head_scores,
+    parse_place,
+    pool,
+    pool_factor,
+    pushes,
+    thumbnails,
+)
 from clearhead.model.transformer import Transformer
 from clearhead.text.tokenizer import Tokenizer
 from reference.zoo import ZOO, animal
@@ -117,6 +126,23 @@ def test_recorded_logits_are_near_those_of_the_fused_path(name: str) -> None:
     else:
         assert found.delta is not None
         assert found.delta <= 1e-4 * max(1.0, float(found.output.std()))
+
+
+@pytest.mark.parametrize("name", WITH_LENS)
+def test_what_the_depths_add_is_the_logit(name: str) -> None:
+    """Invariant 15: start, layers and biases sum to every logit before its softcap, the norm's scale held."""
+    passes = passes_of(name)
+    found, model = passes.run(question(passes.model)), passes.model
+    assert found.trace is not None and passes.main is not None
+    values = [found.trace.values[row][0, 2] for row in passes.map[passes.main["name"]]]
+    told = [pushes(model, torch.stack(values), word) for word in range(found.output.shape[-1])]
+    if None in told:
+        assert model.config.head != "lm"
+        return
+    sums = torch.tensor([float(each[0].sum()) + each[1] for each in told if each is not None])
+    cap = model.config.logit_softcap
+    logits = sums if cap is None else cap * torch.tanh(sums / cap)
+    torch.testing.assert_close(logits, found.output[2], rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------- heads

@@ -16,10 +16,12 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.inspector.manifest import manifest as manifest
 from clearhead.inspector.manifest import map_rows as map_rows
+from clearhead.model.heads import TokenLogits, keep
+from clearhead.model.layers import LayerNorm, RMSNorm
 from clearhead.model.transformer import Transformer
 
 THUMBNAIL = 32  # pixels on a side
@@ -91,6 +93,35 @@ def of_tokens(
 def norms(rows: Float[Tensor, "R T D"]) -> Float[Tensor, "R T"]:
     """The length of every vector."""
     return rows.float().norm(dim=-1)
+
+
+@torch.no_grad()
+def pushes(
+    model: Transformer, rows: Float[Tensor, "R D"], word: int
+) -> tuple[Float[Tensor, " R"], float] | None:
+    """What each row of the map adds to the logit of a word at one position, and what biases add.
+
+        logit = Σ_r u · (row_r - row_(r-1)) + rest      u: the word's row of the head, through the final norm
+
+    The scale of that norm is held as it is here, and a softcap comes after the sum. None for a model whose
+    head is no plain product.
+    """
+    head, norm = model.head, model.stack.norm
+    if not isinstance(head, TokenLogits) or head.prepare is not keep:
+        return None
+    wide, toward = rows.float(), head.weight[word].float() * head.scale
+    rest = 0.0 if head.bias is None else float(head.bias[word])
+    if isinstance(norm, RMSNorm):
+        scale = torch.rsqrt(wide[-1].pow(2).mean() + norm.eps)
+        toward = toward * (norm.weight.float() + norm.offset) * scale
+    elif isinstance(norm, LayerNorm):
+        rest += 0.0 if norm.bias is None else float(toward @ norm.bias.float())
+        gained = toward * norm.weight.float()
+        toward = (gained - gained.mean()) * torch.rsqrt(wide[-1].var(correction=0) + norm.eps)
+    elif not isinstance(norm, nn.Identity):
+        return None
+    added = torch.cat([wide[:1], wide[1:] - wide[:-1]])
+    return added @ toward, rest
 
 
 def nearest_rows(table: Float[Tensor, "V D"], row: int, n: int = 8) -> list[tuple[int, float]]:

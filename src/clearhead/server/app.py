@@ -10,7 +10,7 @@
     GET  /api/trace/ID/watch       what every row of the map says of some tokens
     GET  /api/trace/ID/t/NAME      a slice of a value        GET  /api/w/NAME    a slice of a weight
     GET  /api/trace/ID/cell/NAME   how one number was made   GET  /api/source/KEY
-    GET  /api/trace/ID/near/NAME   rows of a table near one
+    GET  /api/trace/ID/near/NAME   rows of a table near one  GET  /api/trace/ID/origins   depths of a word
     POST /api/generate             tokens one by one, as server-sent events
     POST /api/sweep                every head off, or every row patched, as server-sent events
     GET  /api/export/ID.KIND       safetensors, csv, py, html
@@ -218,6 +218,11 @@ def add_values(app: FastAPI, session: Session) -> None:
     @app.get("/api/trace/{number}/near/{name:path}")
     async def near(number: str, name: str, row: str = "") -> Response:
         return reply(await session.call(session.near, number, name, whole_number(row)), FOREVER)
+
+    @app.get("/api/trace/{number}/origins")
+    async def origins(number: str, at: str = "", word: str = "") -> Response:
+        place = whole_number(at), whole_number(word)
+        return reply(await session.call(session.origins, number, *place), FOREVER)
 
     @app.get("/api/w/{name:path}")
     async def weight(name: str, request: Request) -> Response:

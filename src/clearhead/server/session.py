@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from clearhead.inspector.passes import Pass, Passes, Question
 from clearhead.inspector.provenance import Unknown, explain
 from clearhead.inspector.spelling import Speller, piece_dicts
-from clearhead.inspector.views import nearest_rows
+from clearhead.server.asides import near, origins
 from clearhead.server.reading import Read, Reader, read_edits
 from clearhead.server.run_view import RunView
 from clearhead.server.sides import Given, Side, check_alike
@@ -183,12 +183,13 @@ class Session:
         return side.passes.measure(found)
 
     def near(self, number: str, name: str, row: int) -> list[list[Any]]:
-        """The tokens whose rows of a table point nearest to that of one: id, text, cosine."""
+        """The tokens whose rows of a table point nearest to that of one."""
         side, _ = self.find(number)
-        table = side.passes.outline.parameters.get(name)
-        if table is None or table.dim() != 2:
-            raise KeyError(f"{name[:80]!r} is no table of this model")
-        return [[token, self.speller.word(token), cosine] for token, cosine in nearest_rows(table, row)]
+        return near(side, self.speller, name, row)
+
+    def origins(self, number: str, position: int, word: int) -> dict[str, Any]:
+        """What each depth adds to the logit of a word."""
+        return origins(*self.find(number), position, word)
 
     def note(self, client: str, seq: int) -> None:
         """A page has asked its question number `seq`."""

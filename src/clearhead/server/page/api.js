@@ -142,6 +142,9 @@ export const delta = (id) => once(`/api/trace/${id}/delta`, async (response) => 
 /** The tokens whose rows of a table point nearest to that of one: [id, text, cosine][]. */
 export const near = (id, table, row) => once(`/api/trace/${id}/near/${part(table)}?row=${row}`, (response) => response.json());
 
+/** What each depth adds to the logit of a word at a position: {rows: [name, amount][], rest, logit}. */
+export const origins = (id, position, word) => once(`/api/trace/${id}/origins?at=${position}&word=${word}`, (response) => response.json());
+
 /** Attention lines and logits of another position. */
 export const lines = (id, position) =>
   once(`/api/trace/${id}/lines?at=${position}`, async (response) => {

@@ -57,10 +57,28 @@ function depths() {
   return rowsOf(speaker()).filter((row) => row.layer !== null).map((row) => ({ row, lens: lensAt(app.trace, row, last()) })).filter((one) => one.lens);
 }
 
+/** Which depths the logit of a word comes from, largest first; nothing where it is no such sum. */
+function whence(id) {
+  const key = `${app.trace.id}|origins|${id}`;
+  if (!slices.has(key)) {
+    slices.set(key, null);
+    api.origins(app.trace.id, last(), id).then((told) => {
+      slices.set(key, told);
+      redraw(["guide"]);
+    }, () => slices.set(key, { rows: [] }));
+  }
+  const told = slices.get(key);
+  if (!told) return "…";
+  if (told.rows.length === 0) return "";
+  const names = new Map(rowsOf(speaker()).map((row) => [row.name, row.layer === null ? t("row.start") : `${t("layer")} ${row.layer} ${t(`row.${row.label}`)}`]));
+  const best = [...told.rows].sort((a, b) => b[1] - a[1]).slice(0, 3);
+  return t("guide.8.from", { logit: brief(told.logit), list: best.map(([name, amount]) => `${names.get(name)} (${brief(amount, 2)})`).join(", ") });
+}
+
 const ANSWERS = [
   () => ({
     text: t("guide.1", { n: pieces().length, first: word(0), id: pieces()[0]?.id, v: manifest.vocab_size ?? "?" }),
-    look: () => go({ value: "tokens", row: -1, position: null }),
+    look: () => go({ value: "tokens", row: -1, position: null, cell: null, trail: [] }),
   }),
   () => {
     const name = rowsOf(speaker())[0]?.name;
@@ -92,7 +110,7 @@ const ANSWERS = [
     const one = speaker();
     const middle = Math.floor(last() / 2);
     const kind = manifest.shape === "encoder-decoder" ? "both" : one.causal ? "causal" : "free";
-    return { text: t(`guide.6.${kind}`, { n: pieces().length, word: word(middle), at: middle, seen: middle + 1, hidden: last() - middle, s: app.trace.source.length }), look: () => go({ position: middle === last() ? null : middle, value: null, head: app.state.head ?? 0, kind: "self" }) };
+    return { text: t(`guide.6.${kind}`, { n: pieces().length, word: word(middle), at: middle, seen: middle + 1, hidden: last() - middle, s: app.trace.source.length }), look: () => go({ position: middle === last() ? null : middle, value: null, head: app.state.head ?? 0, kind: "self", cell: null, trail: [] }) };
   },
   () => {
     const path = depths();
@@ -110,7 +128,7 @@ const ANSWERS = [
     const rows = rowsOf(speaker());
     return {
       text: t(`guide.7.${kind === "experts" ? "experts" : "plain"}`, { layer: best.row.layer, before: visible(wordOf(best.before.id)), p: percent(best.before.p), after: visible(wordOf(best.lens.id)), q: percent(best.lens.p), n, k: layer.feed_forward?.top_k ?? "" }),
-      look: () => go({ stack: 0, position: null, layer: null, row: rows.indexOf(rows.find((row) => row.name === best.row.name)), value: valueNamed(`${layer.feed_forward.path}.hidden`) ? `${layer.feed_forward.path}.hidden` : layer.feed_forward.path, lead: [] }),
+      look: () => go({ stack: 0, position: null, layer: null, row: rows.indexOf(rows.find((row) => row.name === best.row.name)), value: valueNamed(`${layer.feed_forward.path}.hidden`) ? `${layer.feed_forward.path}.hidden` : layer.feed_forward.path, lead: [], cell: null, trail: [] }),
     };
   },
   () => {
@@ -122,7 +140,7 @@ const ANSWERS = [
     while (from > 0 && path[from - 1].lens.id === final) from -= 1;
     const first = path[Math.min(from, path.length - 1)];
     const rows = rowsOf(speaker());
-    return { text: t("guide.8", { word: visible(wordOf(final)), p: percent(p), where: `${t("layer")} ${first.row.layer} (${t(`row.${first.row.label}`)})`, n: path.length - from, all: path.length }), look: () => go({ stack: 0, position: null, row: rows.findIndex((row) => row.name === first.row.name), layer: null, paint: "p" }) };
+    return { text: [t("guide.8", { word: visible(wordOf(final)), p: percent(p), where: `${t("layer")} ${first.row.layer} (${t(`row.${first.row.label}`)})`, n: path.length - from, all: path.length }), whence(final)].join(" "), look: () => go({ stack: 0, position: null, row: rows.findIndex((row) => row.name === first.row.name), layer: null, paint: "p", cell: null, trail: [] }) };
   },
   () => {
     const found = strongest();
@@ -133,7 +151,7 @@ const ANSWERS = [
       return { text: t("guide.9.after", { name: on.name.replace(/^.*blocks\.(\d+)\..*$/, "$1"), head: on.at[1] ?? "", word: visible(wordOf(id)), before: percent(softmax(app.baseline.logits.data)[id]), after: percent(softmax(app.trace.logits.data)[id]) }), look: () => go({ edits: [] }), button: t("guide.restore") };
     }
     if (!found) return { text: t("guide.none") };
-    return { text: t("guide.9", { layer: found.layer, head: found.head, other: word(found.key) }), look: () => go({ edits: [...app.state.edits, edit], position: null, layer: found.layer, head: found.head }), button: t("guide.off") };
+    return { text: t("guide.9", { layer: found.layer, head: found.head, other: word(found.key) }), look: () => go({ edits: [...app.state.edits, edit], position: null, layer: found.layer, head: found.head, cell: null, trail: [] }), button: t("guide.off") };
   },
 ];
 

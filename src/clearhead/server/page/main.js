@@ -40,6 +40,7 @@ function drawHeader() {
   fill(at("settings"), settings());
   const paint = at("paint");
   fill(paint, paintTools());
+  at("lens-note").hidden = !manifest.capabilities.lens;
   at("map-note").textContent = [scaleNote(), linesNote(), crossNote()].filter(Boolean).join(" · ");
 }
 
@@ -63,7 +64,7 @@ function settings() {
   const dark = document.documentElement.dataset.theme === "dark";
   return [
     h("button", { type: "button", id: "guide-open", "aria-controls": "guide", "aria-expanded": String(state.guide > 0), onclick: () => go({ guide: state.guide ? 0 : 1 }) }, t("guide.open")),
-    h("button", { type: "button", id: "theme", "aria-pressed": String(dark), onclick: () => go({ theme: dark ? "light" : "dark" }, true) }, t(dark ? "theme.light" : "theme.dark")),
+    h("button", { type: "button", id: "theme", "aria-pressed": String(dark), onclick: () => go({ theme: dark ? "light" : "dark" }, true) }, t("theme.dark")),
     languages.map(([code, name]) => h("button", { type: "button", lang: code, class: "language", "aria-pressed": String(t("lang") === code), onclick: () => go({ lang: code }, true) }, name)),
     h("button", { type: "button", id: "keys-open", "aria-label": t("keys.title"), onclick: () => rest.openKeys?.() }, "?"),
   ];

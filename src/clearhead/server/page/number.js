@@ -204,6 +204,7 @@ function check(cell) {
     h("div", null, h("dt", null, t("number.again")), h("dd", { id: "again" }, String(again))),
     h("div", null, h("dt", null, t("number.recorded")), h("dd", { id: "recorded" }, exact(cell.value))),
     h("div", { class: fine ? "fine" : "off" }, h("dt", null, t("number.difference")), h("dd", { id: "difference" }, `${difference === 0 ? "0" : difference.toExponential(1)} · ${units < 1000 ? units.toFixed(1) : units.toExponential(1)} eps ${fine ? "✓" : "✗"}`)),
+    h("div", { class: "soft small" }, h("dt", null, "eps"), h("dd", null, t("number.eps", { dtype: manifest.dtype, eps: eps.toExponential(1) }))),
   );
 }
 
