@@ -170,6 +170,6 @@ def write_chats(folder: Path) -> Path:
                 {"role": "assistant", "content": f.summary},
             ]
         }
-        for f in functions()
+        for f in functions()[:700]
     ]
     return write_jsonl(folder / "chats.jsonl", records)

@@ -16,6 +16,7 @@ from clearhead.model.config import ModelConfig
 from clearhead.text.encode_examples import Encoded
 from clearhead.training.data import prepare_data
 from clearhead.training.example_data import prepare_examples
+from clearhead.training.example_tasks import Translation
 from clearhead.training.loop import train
 from clearhead.training.recipe import DataConfig, Recipe, TrainConfig
 from clearhead.training.report import Watcher
@@ -93,20 +94,21 @@ def test_masked(tmp_path: Path):
     assert found["validation_loss"] < 0.95 * by_counting(tokens[0], tokens[1], 270)
 
 
-def test_translation(tmp_path: Path):
+def test_translation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Names of functions into words."""
+    monkeypatch.setattr(Translation, "n_translated", 10)
     source = real_examples.write_names(tmp_path)
     run, found = run_recipe(
         tmp_path, source, {"shape": "encoder-decoder"}, objective="translation", context_length=24
     )
-    assert found["validation_loss"] < 0.8 * counted(run, 320)
+    assert found["validation_loss"] < 0.9 * counted(run, 320)
     assert 0 <= found["exact_match"] <= 1 and found["bleu"] > 0 and found["chrf"] > 0
 
 
 def test_answers_of_chats(tmp_path: Path):
     """What the documentation of a function begins with; questions are read, answers are learned."""
     source = real_examples.write_chats(tmp_path)
-    run, found = run_recipe(tmp_path, source, objective="next_token", data={"form": "chat"})
+    run, found = run_recipe(tmp_path, source, objective="next_token", data={"form": "chat"}, steps=60)
     assert found["validation_loss"] < 0.9 * counted(run, 320)
 
 
