@@ -827,13 +827,19 @@ def test_a_journey_by_keyboard_alone(served: Served, open_page: Open) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1024, 768), (390, 844)])
 def test_nothing_is_cut_off_on_any_screen(width: int, height: int, served: Served, open_page: Open) -> None:
-    """No sideways scrolling of the page; every panel is within the screen; the map is drawn."""
+    """No sideways scrolling of the page; every panel is within the screen; the map is drawn, and its selected
+    last column is in sight; the row's table and the formula fit.
+    """
     page = open_page(served, "#layer=1&head=2&at=decoder.blocks.1.attn.weights@0,2,6,3", width, height)
     page.wait_for_selector("#again")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for panel in ("map", "next", "heads", "steps", "number"):
         box = page.locator(f"#{panel}").bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= width, panel
+    for part in ("document.querySelector('#row-table').parentElement", "document.querySelector('#formula')"):
+        assert page.evaluate(f"{part}.scrollWidth - {part}.clientWidth") <= 1, part
+    beyond = "((box) => box.scrollWidth - box.clientWidth - box.scrollLeft)"
+    assert page.evaluate(f"{beyond}(document.getElementById('map-0').parentElement)") <= 1
     inked = page.evaluate(
         """() => {
             const canvas = document.querySelector("#map-0 canvas");
@@ -848,7 +854,8 @@ def test_a_tap_does_what_a_click_does(served: Served, open_page: Open) -> None:
     page = open_page(served, "", 390, 844, has_touch=True)
     box = page.locator("#map-0 canvas").bounding_box()
     page.touchscreen.tap(box["x"] + 130, box["y"] + 78)
-    assert page.get_attribute("#map-0", "data-column") == "0"
+    scrolled = page.evaluate("document.getElementById('map-0').parentElement.scrollLeft")
+    assert page.get_attribute("#map-0", "data-column") == str(int((130 + scrolled - 92) // 58))
 
 
 @pytest.mark.parametrize("language", ["en-US", "zh-CN"])

@@ -61,8 +61,22 @@ export function drawMaps() {
   if (!app.trace) return;
   for (const grid of grids) grid.draw();
   drawCross();
+  keepInSight(app.state.stack);
   document.getElementById("readout").textContent = describe(app.state.stack, rowIndex(), position());
 }
+
+/** Scroll a map that is wider than the screen to the selected column, when another one was selected. */
+function keepInSight(i) {
+  const key = `${app.trace.id}|${i}|${position()}`;
+  if (key === inSight) return;
+  inSight = key;
+  const scroller = document.getElementById(`map-${i}`).parentElement;
+  const g = place(i, scroller.clientWidth);
+  const [from, to] = [g.x(g.selected), g.x(g.selected) + g.w(g.selected)];
+  if (to > g.scroll + g.seen) scroller.scrollLeft = to - g.seen + 10;
+  else if (from < g.scroll + g.left) scroller.scrollLeft = from - g.left;
+}
+let inSight = "";
 
 /** Where columns and rows stand. */
 function place(i, seen) {

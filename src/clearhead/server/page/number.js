@@ -74,6 +74,8 @@ export function drawNumber() {
     codeLines(cell),
     tools(wanted),
   );
+  const line = document.getElementById("formula");
+  if (line.scrollWidth > line.clientWidth) line.tabIndex = 0; // what is cut off can be reached by keyboard
 }
 
 const place = ({ name, index }) =>

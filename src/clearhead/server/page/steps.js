@@ -375,7 +375,7 @@ function headPicture(attn, head, from, [scores, weights, queries, keys]) {
               { class: j === column ? "chosen" : null },
               h("th", { scope: "row" }, `${word(texts.key, j)} `, h("span", { class: "soft" }, String(j))),
               cellButton("scores", row, j, brief(value(scores, row, j))),
-              h("td", null, exact(Number(Math.exp(value(scores, row, j) - max).toPrecision(4)))),
+              h("td", null, fewDigits(Math.exp(value(scores, row, j) - max))),
               cellButton("weights", row, j, percent(value(weights, row, j), 2)),
             ),
           ),
@@ -405,6 +405,9 @@ function headPicture(attn, head, from, [scores, weights, queries, keys]) {
 
   return self;
 }
+
+/** A number from 0 to 1 in few letters. */
+const fewDigits = (x) => (x !== 0 && x < 1e-3 ? x.toExponential(1).replace("-", "−") : String(Number(x.toPrecision(4))));
 
 /** Why query i may not see key j; "" if it may. A weight of 0 alone is no reason. */
 function whyMasked(attn, i, j) {
