@@ -382,12 +382,14 @@ def export(
     import torch
 
     from clearhead.published.models import save
+    from clearhead.training.run_folder import RunFolder
 
     if out.resolve() == Path(place).resolve():
         raise ValueError(f"{out} is the model itself; choose another folder")
     check_empty(out)
     model, tokenizer = open_model(place, "cpu", download, None if dtype is None else getattr(torch, dtype))
-    save(model, tokenizer, out)
+    run = RunFolder(place)
+    save(model, tokenizer, out, settings=run.published_settings() if run.exists() else None)
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     names = ", ".join(sorted(file.name for file in out.iterdir()))
     print(f"{size / 1e6:.1f} MB of weights; {names} -> {out}")

@@ -143,12 +143,15 @@ def test_a_published_encoder_becomes_a_classifier(
     assert tokenizer is not None
     found = classify(make_reader(tmp_path / "run", model, tokenizer), ["the cat sees", "the dog sees"])
     assert set(found[0]) == {"cat", "dog"}
-    save(model, tokenizer, tmp_path / "out")
+    settings = RunFolder(tmp_path / "run").published_settings()
+    save(model, tokenizer, tmp_path / "out", settings=settings)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     encoded = transformers.AutoTokenizer.from_pretrained(folder)("the cat sees", return_tensors="pt")
     with torch.no_grad():
         expected = theirs(**encoded).logits[0].softmax(-1)
     assert found[0]["cat"] == pytest.approx(expected[0].item(), abs=1e-5)
+    assert theirs.config.id2label == {0: "cat", 1: "dog"}
+    assert theirs.config.model_type == "bert"
 
 
 def filled(start_at: Path, objective: Any, labels: list[str] | None = None) -> tuple[Any, Any, str]:

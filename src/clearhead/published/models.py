@@ -91,12 +91,14 @@ def save(
     folder: str | Path,
     *,
     max_shard_bytes: int = SHARD_BYTES,
+    settings: Json | None = None,
 ) -> Path:
     """Write a model, and its tokenizer unless that is None, as a folder in Hugging Face form; return it.
 
     A loaded model keeps its family; another is saved as the first family that has all its options, with
     rotary positions in halves. ValueError lists the options that have no Hugging Face form. Weights above
-    `max_shard_bytes` go into several files. The model is there whole or not at all, also when the disk is
+    `max_shard_bytes` go into several files. `settings`: what else config.json says, as the names of labels
+    (id2label). The model is there whole or not at all, also when the disk is
     full or the program is killed. A folder that was there keeps its other files.
     """
     folder = Path(folder)
@@ -107,11 +109,11 @@ def save(
         if model.config.rotary_layout == "interleaved" and model.config.latent is None:
             model = with_halves(model)
         family, class_name = match_family(model.config)
-        settings, generation = special_tokens(tokenizer), None
+        kept, generation = special_tokens(tokenizer), None
     else:
-        family, settings, generation = FAMILIES[origin.model_type], origin.settings, origin.generation
-        class_name = fitting_class(family, model.config, settings)
-    written = write_config(family, model.config, class_name, settings)
+        family, kept, generation = FAMILIES[origin.model_type], origin.settings, origin.generation
+        class_name = fitting_class(family, model.config, kept)
+    written = write_config(family, model.config, class_name, kept | (settings or {}))
     written.pop("torch_dtype", None)  # how older files spell it
     written["dtype"] = str(model.embed.weight.dtype).removeprefix("torch.")
     tensors = named_tensors(model, family, class_name)

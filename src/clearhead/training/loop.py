@@ -27,6 +27,7 @@ from clearhead.text.batches import Batch
 from clearhead.training.activations import recompute_blocks
 from clearhead.training.ahead import Ahead
 from clearhead.training.checkpoint import checkpoints, load_checkpoint
+from clearhead.training.dry_run import check_size
 from clearhead.training.learner import Learner, learning_rate
 from clearhead.training.lora import Lora, add_adapters, describe
 from clearhead.training.machine import keep_freed_memory, stop_requests
@@ -87,6 +88,8 @@ def train(
         watchers = watchers if parallel.is_main else ()
         if resume:
             recipe = recipe_to_resume(recipe, run)
+        elif parallel.world_size == 1:
+            check_size(recipe, parallel.device)
         task, recipe = _prepare(recipe, run, watchers, parallel)
         trainer = Trainer(recipe, run, task, watchers, start, parallel)
         trainer.start(resume)
@@ -141,6 +144,8 @@ class Trainer:
         self.model = Transformer(recipe.model, seed=self.settings.seed)
         if start is not None:
             self.note(fill(self.model, start, run.labels()))
+        elif run.exists():
+            self.model.origin = run.origin()
         if self.settings.lora_rank:
             lora = Lora(self.settings.lora_rank, self.settings.lora_alpha, self.settings.lora_on)
             self.note(describe(self.model, add_adapters(self.model, lora, self.settings.seed)))
@@ -177,6 +182,8 @@ class Trainer:
         self.steps = self._count_steps()
         self.settings = replace(self.settings, steps=self.steps, tokens=None, minutes=None)
         self.recipe = replace(self.recipe, train=self.settings)
+        if self.parallel.is_main and self.model.origin is not None and not resume:
+            self.run.write_origin(self.model.origin)
         if self.parallel.is_main:
             self.run.write(self.recipe, self.task.tokenizer, budget)
 

@@ -49,6 +49,7 @@ class Reader:
     labels: list[str]
     kind: Kind = "class"  # of a sequence head: what its outputs mean
     start_token: str | None = None  # of a translation that a run has learned
+    published: bool = False  # a published model, not a run: it says itself how texts begin and end
 
 
 class Tag(NamedTuple):
@@ -76,17 +77,20 @@ def make_reader(place: str | Path, model: Transformer, tokenizer: AnyTokenizer) 
     run, origin = RunFolder(place), model.origin
     n_labels = model.config.n_labels
     kinds: dict[str, Kind] = {"several_labels": "labels", "regression": "number"}
-    if isinstance(origin, Origin):
+    if run.exists():
+        names = run.labels() or []
+        kind: Kind = kinds.get(run.recipe().train.objective, "class")
+    elif isinstance(origin, Origin):
         names = names_of_labels(origin.settings)
         several = {"multi_label_classification": "several_labels", "regression": "regression"}
         named = several.get(str(origin.settings.get("problem_type")), "classes")
-        kind: Kind = kinds.get("several_labels" if n_labels == 1 and named == "classes" else named, "class")
+        kind = kinds.get("several_labels" if n_labels == 1 and named == "classes" else named, "class")
     else:
-        names = (run.labels() if run.exists() else None) or []
-        kind = kinds.get(run.recipe().train.objective, "class") if run.exists() else "class"
+        names, kind = [], "class"
     if len(names) != n_labels:
         names = [f"LABEL_{number}" for number in range(n_labels)]
-    return Reader(model, tokenizer, names, kind, run.recipe().data.start_token if run.exists() else None)
+    start_token = run.recipe().data.start_token if run.exists() else None
+    return Reader(model, tokenizer, names, kind, start_token, origin is not None and not run.exists())
 
 
 # ---------------------------------------------------------------------------------------------------- texts
@@ -163,14 +167,14 @@ def translate(reader: Reader, texts: Sequence[str], max_new_tokens: int | None =
     `max_new_tokens`: at most so many; None: twice the text's tokens and 16, as far as the model goes.
     """
     model, tokenizer, length = reader.model, reader.tokenizer, reader.model.config.max_len
-    published, special = model.origin is not None, set(tokenizer.special_tokens.values())
+    special = set(tokenizer.special_tokens.values())
     marks: dict[str, Any] = {}  # with which ids it begins and ends; a published model says so itself
-    if not published:
+    if not reader.published:
         start = first_of_target(tokenizer, reader.start_token)
         marks = {"start_id": start, "eos_id": end_of_text(tokenizer)}
     said = []
     for text in texts:
-        if published:
+        if reader.published:
             source = tokenizer.encode_sentence(text)
         else:
             source = encode_pairs([Pair(text, "")], tokenizer, length, length)[0][0].source or []

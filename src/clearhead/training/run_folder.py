@@ -4,12 +4,17 @@ recipe.toml      every choice, filled in       metrics.jsonl   one line per step
 model.json       the model's config            loss.png        the curves
 tokenizer.json   the vocabulary                samples.txt     what the model wrote along the way
 labels.json      the names of the labels, where a model tells labels apart
+origin.json      which published model it started from, where it did
 budget.json      what was asked for: steps...  data/           token shards, unless they were given
 checkpoints/     step-00001200/ ...                  probes/         weights along the way, for looking at
 """
 
 import json
-from dataclasses import replace
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,11 @@ import torch
 
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
+from clearhead.published.weights import FAMILIES, Origin
 from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.training.checkpoint import load_checkpoint
 from clearhead.training.demands import fit_head
+from clearhead.training.durable import lock_run
 from clearhead.training.recipe import (
     Recipe,
     differences,
@@ -29,6 +36,8 @@ from clearhead.training.recipe import (
     with_vocabulary,
     write_whole,
 )
+
+WORTH_KEEPING = 60.0  # seconds of preparation that an error does not undo
 
 
 class RunFolder:
@@ -41,6 +50,7 @@ class RunFolder:
         self.recipe_file = self.path / "recipe.toml"
         self.model_file = self.path / "model.json"
         self.tokenizer_file = self.path / "tokenizer.json"
+        self.origin_file = self.path / "origin.json"
         self.labels_file = self.path / "labels.json"
         self.budget_file = self.path / "budget.json"
         self.metrics_file = self.path / "metrics.jsonl"
@@ -53,6 +63,24 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether a run was started here."""
         return self.begun or self.recipe_file.is_file()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder against other writers. A new one is gone again after an error before the run began,
+        unless what was prepared until then took long: it is taken up at the next try.
+        """
+        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        started = time.monotonic()
+        try:
+            with lock_run(self.path):
+                yield
+        except Exception:
+            if missing and not self.exists() and time.monotonic() - started < WORTH_KEEPING:
+                shutil.rmtree(self.path, ignore_errors=True)
+                with suppress(OSError):
+                    for path in missing[1:]:
+                        path.rmdir()
+            raise
 
     def recipe(self) -> Recipe:
         """The recipe this run was started with."""
@@ -82,6 +110,36 @@ class RunFolder:
         """Write the names of the labels, by their numbers."""
         write_whole(self.labels_file, json.dumps(names, ensure_ascii=False, indent=2) + "\n")
 
+    def published_settings(self) -> dict[str, Any]:
+        """What a published model's config.json tells of labels: their names, and how they are meant."""
+        names = self.labels()
+        if names is None:
+            return {}
+        kinds = {
+            "classes": "single_label_classification",
+            "several_labels": "multi_label_classification",
+            "regression": "regression",
+        }
+        kind = kinds.get(self.recipe().train.objective)
+        return {
+            "id2label": {str(number): name for number, name in enumerate(names)},
+            "label2id": {name: number for number, name in enumerate(names)},
+            **({} if kind is None else {"problem_type": kind}),
+        }
+
+    def origin(self) -> Origin | None:
+        """Which published model the run started from, if its family can hold what the run makes of it."""
+        if not self.origin_file.is_file():
+            return None
+        kept = _read_object(self.origin_file)
+        if set(kept) != {"model_type", "settings", "generation"} or kept["model_type"] not in FAMILIES:
+            raise ValueError(f"{self.origin_file} does not name a published model")
+        return Origin(**kept)
+
+    def write_origin(self, origin: Origin) -> None:
+        """Write which published model the run starts from."""
+        write_whole(self.origin_file, json.dumps(asdict(origin), ensure_ascii=False, indent=2) + "\n")
+
     def write(self, recipe: Recipe, tokenizer: AnyTokenizer, budget: dict[str, int | float]) -> None:
         """Write what a run is. The recipe comes last: with it the run exists, and can be resumed."""
         write_whole(self.model_file, json.dumps(recipe.model.to_dict(), indent=2) + "\n")
@@ -100,6 +158,7 @@ class RunFolder:
         """
         model = Transformer(self.config(), seed=0)
         state = load_checkpoint(self.path, model)
+        model.origin = self.origin()
         return model.to(device).eval(), state
 
     def _need(self, file: Path) -> None:
