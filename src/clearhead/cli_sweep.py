@@ -65,7 +65,7 @@ def read_lists(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
             if name in lists:
                 raise ValueError(f"--{name} is there twice; give all its values after one of them")
             if name != "out" and name.partition(".")[0] not in ("data", "model", "train"):
-                raise ValueError(f"--{name} is no setting of the recipe, as --train.lr is, and not --out")
+                raise ValueError(f"--{name} is no flag of a sweep; it has --out and settings, as --train.lr")
             values = lists.setdefault(name, [first] if equals else [])
         elif values is None:
             raise ValueError(

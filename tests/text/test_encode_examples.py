@@ -156,7 +156,9 @@ def test_targets_of_classes_of_several_labels_and_of_numbers(ours):
     assert encode_labelled([Labelled("x")], ours, 10)[0][0].targets == 0
     with pytest.raises(ValueError, match="f:3: label 'c' is none of 'a', 'b'"):
         encode_labelled([Labelled("x", "c", place="f:3")], ours, 10, ["a", "b"])
-    with pytest.raises(ValueError, match="1 tokens leave no room for a text: 1 of them stand around it"):
+    with pytest.raises(
+        ValueError, match="context_length=1 leaves no room for a text: 1 tokens stand around it"
+    ):
         encode_labelled([Labelled("x", "a")], ours, 1, ["a", "b"])
 
 

@@ -18,7 +18,7 @@ from clearhead.model.config import ExpertsConfig
 from clearhead.model.transformer import Transformer
 from clearhead.text.batches import Batches
 from clearhead.text.shards import Shards
-from clearhead.training import loop
+from clearhead.training import loop, run_folder
 from clearhead.training.checkpoint import checkpoints
 from clearhead.training.data import prepare_data
 from clearhead.training.durable import lock_run
@@ -531,11 +531,20 @@ def test_a_run_keeps_the_text_it_began_with(tmp_path):
         run(recipe, copies[2], resume=True)
 
 
-def test_a_start_that_failed_decides_nothing(tmp_path):
-    """The tokenizer that it left is not taken for another vocabulary."""
+def test_a_start_that_failed_decides_nothing(tmp_path, monkeypatch):
+    """It leaves no folder behind; one whose preparation took long stays, but its tokenizer is not taken for
+    another vocabulary.
+    """
     corpus = write_corpus(tmp_path / "corpus", documents=7)
+    too_long = tiny_recipe(corpus, model={"max_len": 30_000}, context_length=30_000)
+    (tmp_path / "there").mkdir()
+    for place in ("new/run", "there"):
+        with pytest.raises(ValueError, match="at least 30001 tokens"):
+            run(too_long, tmp_path / place)
+    assert not (tmp_path / "new").exists() and (tmp_path / "there").exists()
+    monkeypatch.setattr(run_folder, "WORTH_KEEPING", 0.0)
     with pytest.raises(ValueError, match="at least 30001 tokens"):
-        run(tiny_recipe(corpus, model={"max_len": 30_000}, context_length=30_000), tmp_path / "run")
+        run(too_long, tmp_path / "run")
     other = tiny_recipe(corpus, data={"vocab_size": 270}, model={"vocab_size": 270})
     with pytest.raises(ValueError, match="data was prepared with tokenizer"):
         run(other, tmp_path / "run")

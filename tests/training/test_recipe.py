@@ -36,6 +36,7 @@ train_settings = st.builds(
     schedule=st.sampled_from(["cosine", "linear"]),
     document_mask=st.booleans(),
     seed=st.integers(0, 2**63 - 1),
+    sample_every=st.integers(1, 10**9),
     sample_prompt=st.text(),
 )
 

@@ -347,7 +347,9 @@ def encode_chats(
 
 def _room(max_len: int, extra: int) -> int:
     if max_len - extra < 1:
-        raise ValueError(f"{max_len} tokens leave no room for a text: {extra} of them stand around it")
+        raise ValueError(
+            f"context_length={max_len} leaves no room for a text: {extra} tokens stand around it; raise it"
+        )
     return max_len - extra
 
 

@@ -138,6 +138,8 @@ def read_questions(source: str) -> list[Question]:
                 questions.append(
                     _question(context, question, _as_list(answers), record.get("id", place), place)
                 )
+        elif kind_of(path) in ("csv", "tsv", "conll", "txt"):
+            raise ValueError(f"{path} is no .json or .jsonl file; questions are read from these")
         else:
             questions += _squad(path)
     return _some(questions, source, "question")
@@ -300,6 +302,11 @@ def _question(context: Any, question: Any, answers: Any, name: Any, place: str) 
 
 def _one_file(path: Path, fields: tuple[str, str] | None) -> Iterator[tuple[str, str, str]]:
     columns = None
+    if kind_of(path) not in ("csv", "tsv", "jsonl"):
+        raise ValueError(
+            f"{path} is neither .csv nor .tsv nor .jsonl by its name, so it is one side of the pairs; "
+            "the file of the other side is data.target, or data.validation_target"
+        )
     if fields is None:
         fields, columns = (("1", "2"), 2) if kind_of(path) == "tsv" else (("source", "target"), None)
     for place, (one, other) in read_rows(path, fields, columns):

@@ -61,6 +61,7 @@ _LABELLED: tuple[Objective, ...] = ("classes", "several_labels", "regression")
 # Settings that only some objectives look at.
 SERVES: dict[str, tuple[Objective, ...]] = {
     "data.form": ("next_token",),
+    "data.field": (*_RUNNING, *_PAIRS, *_LABELLED),
     "data.document_separator": _RUNNING,
     "data.strict": _RUNNING,
     "data.target": _PAIRS,
@@ -77,7 +78,15 @@ SERVES: dict[str, tuple[Objective, ...]] = {
     "train.contrastive_scale": ("contrastive",),
     "train.contrastive_both": ("contrastive",),
     "train.sample_every": ("next_token", "translation"),
+    "train.sample_prompt": ("next_token",),
+    "train.sample_tokens": ("next_token",),
 }
+
+# Settings that look at running text, and not at conversations.
+NOT_FOR_CHATS = (
+    *("data.document_separator", "data.strict", "train.document_mask"),
+    *("train.sample_every", "train.sample_prompt", "train.sample_tokens"),
+)
 
 
 def check_demands(objective: Objective, model: ModelConfig, given: Mapping[str, Any]) -> None:
@@ -104,6 +113,12 @@ def check_demands(objective: Objective, model: ModelConfig, given: Mapping[str, 
             raise ValueError(
                 f"{name}={value!r} has no effect with {asked}; it serves {', '.join(SERVES[name])}"
             )
+        if name in NOT_FOR_CHATS and given.get("data.form") == "chat":
+            raise ValueError(f"{name}={value!r} has no effect with data.form='chat'; leave one of them away")
+    if objective == "contrastive" and given.get("train.batch_size") == 1:
+        raise ValueError(f"{asked} tells the pairs of a batch apart; train.batch_size=1 must be at least 2")
+    if "data.validation_target" in given and "data.validation" not in given:
+        raise ValueError("data.validation_target has no effect without data.validation; give both or neither")
     if demand.examples != "text" and "data.source" not in given:
         raise ValueError(f"{asked} learns from {demand.examples}: give their file as data.source")
 

@@ -24,7 +24,6 @@ from clearhead.model.experts import Routing
 from clearhead.model.summary import forward_flops
 from clearhead.model.transformer import Transformer
 from clearhead.text.corpus import open_corpus
-from clearhead.text.foreign import open_tokenizer
 from clearhead.text.shards import Shards
 from clearhead.training.activations import recompute_blocks
 from clearhead.training.data import data_folder
@@ -38,6 +37,7 @@ from clearhead.training.objectives import token_loss
 from clearhead.training.recipe import Recipe, TrainConfig, with_vocabulary
 from clearhead.training.run_folder import RunFolder
 from clearhead.training.start import fit_recipe, open_start
+from clearhead.training.tasks import check_tokenizer
 
 PATIENCE = 2.0  # seconds that one pass may take for a few of them to be tried
 
@@ -138,11 +138,15 @@ def look_at_data(recipe: Recipe, run: RunFolder) -> tuple[Recipe, str]:
     """The recipe with the vocabulary and the labels that the data will give it; the data in words."""
     data, objective = recipe.data, recipe.train.objective
     prepared = data_folder(data, run) if data_folder(data, run) != run.data else None
-    source = data.tokenizer or (prepared and prepared / "tokenizer.json")
-    if source is not None:
-        recipe = with_vocabulary(recipe, open_tokenizer(source).vocab_size)
-    elif recipe.model.vocab_size == ModelConfig().vocab_size:  # not given: that of the one to be learned
+    if data.tokenizer is not None or prepared is not None:
+        recipe = check_tokenizer(recipe, run)
+    elif recipe.model.vocab_size in (ModelConfig().vocab_size, data.vocab_size):
         recipe = with_vocabulary(recipe, data.vocab_size)
+    else:
+        raise ValueError(
+            f"model.vocab_size={recipe.model.vocab_size}, but a vocabulary of data.vocab_size="
+            f"{data.vocab_size} is to be learned; leave model.vocab_size away, it follows from the tokenizer"
+        )
     n_labels = 0
     if prepared is not None:
         tokens = len(Shards(prepared / "train").tokens)
@@ -228,6 +232,28 @@ def one_pass(model: Transformer, settings: TrainConfig, device: torch.device) ->
     (loss / tokens.numel()).backward()
 
 
+def check_size(recipe: Recipe, device: torch.device) -> None:
+    """Raise ValueError for a model or a batch that the device cannot hold, whatever else a step needs.
+
+    Counted are the weights, their gradients and moments, and a batch of running text with its logits.
+    """
+    train, config = recipe.train, recipe.model
+    if recipe.data.tokenizer is None:  # the vocabulary follows, and has 257 tokens at least
+        config = config.replace(vocab_size=min(config.vocab_size, 257))
+    with torch.device("meta"):
+        n_weights = sum(p.numel() for p in Transformer(config).parameters())
+    least = n_weights * 4 * (1 if train.lora_rank else 4)
+    if DEMANDS[train.objective].examples == "text" and recipe.data.form == "text":
+        least += train.batch_size * train.context_length * (16 + config.vocab_size * 2)
+    memory = memory_of(device)
+    if least > memory:
+        raise ValueError(
+            f"not enough memory: a step needs {least / 2**30:,.0f} GiB at least, and this machine has "
+            f"{memory / 2**30:,.0f} ({device.type}); make the model, train.batch_size or "
+            "train.context_length smaller"
+        )
+
+
 def memory_of(device: torch.device) -> int:
     """The bytes that a device has in all."""
     if device.type == "cuda":
@@ -249,15 +275,15 @@ def training_flops(recipe: Recipe) -> int:
 @torch.no_grad()
 def matmul_rate(config: ModelConfig, device: torch.device, rows: int) -> float:
     """FLOPs per second of (rows, d_model) times (d_model, d_ff), the best of a few tries."""
-    rows, width = min(rows, 8192), config.ff_width
-    a, b = torch.ones(rows, config.d_model, device=device), torch.ones(config.d_model, width, device=device)
+    rows, depth, width = min(rows, 8192), min(config.d_model, 16_384), min(config.ff_width, 65_536)
+    a, b = torch.ones(rows, depth, device=device), torch.ones(depth, width, device=device)
     best = math.inf
     began = time.perf_counter()
     while time.perf_counter() - began < 0.3:
         started = time.perf_counter()
         (a @ b).sum().item()
         best = min(best, time.perf_counter() - started)
-    return 2 * rows * config.d_model * width / best
+    return 2 * rows * depth * width / best
 
 
 def time_steps(recipe: Recipe, device: torch.device, n_steps: int = 4) -> float:

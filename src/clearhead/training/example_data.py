@@ -84,7 +84,10 @@ def prepare_examples(
     for split, examples in (("learn from", train), ("validate", validation)):
         found, report = encode(recipe, examples, tokenizer, names)
         if not found:
-            raise ValueError(f"nothing is left to {split} of {data.source}: {report.summary()}")
+            raise ValueError(
+                f"nothing is left to {split} of {data.source}: {report.summary()}; "
+                f"raise train.context_length={settings.context_length}"
+            )
         note(f"to {split}: {report.summary()}")
         rows.append(found if recipe.model.n_token_types > 1 else without_types(found))
     fill = padding(tokenizer)

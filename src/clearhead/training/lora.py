@@ -60,8 +60,6 @@ class Adapted(nn.Module):
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
         d_out, d_in = layer.weight.shape
-        if lora.rank > min(d_in, d_out):
-            raise ValueError(f"lora_rank={lora.rank} exceeds the {d_out} x {d_in} matrix that it corrects")
         self.scale = lora.alpha / lora.rank
         first = torch.empty(lora.rank, d_in).uniform_(-1, 1, generator=generator) / math.sqrt(d_in)
         self.lora_a = nn.Parameter(first.to(layer.weight))
@@ -73,11 +71,10 @@ class Adapted(nn.Module):
         return F.linear(x, self.weight, self.bias) + self.scale * learned
 
 
-def add_adapters(model: Transformer, lora: Lora, seed: int = 0) -> list[str]:
-    """Put adapters on a model's layers and freeze the rest; the paths of these layers, in order.
+def find_layers(model: Transformer, lora: Lora) -> dict[str, Linear]:
+    """The layers that adapters are put on, by their paths, in order.
 
-    The layers of a head that predicts something else than tokens stay trainable, for such a head is new as a
-    rule. ValueError: a pattern that no layer fits, with the layers there are.
+    ValueError: a pattern that no layer fits, with the layers there are; a matrix smaller than the rank.
     """
     layers = {name: module for name, module in model.named_modules() if type(module) is Linear}
     layers = {name: module for name, module in layers.items() if not name.startswith("head.")}
@@ -88,15 +85,31 @@ def add_adapters(model: Transformer, lora: Lora, seed: int = 0) -> list[str]:
             raise ValueError(f"lora_on={pattern!r:.60} fits no layer of this model; its layers are {there}")
     if any(name.endswith(f".{READ_AS_MATRIX}") for name in chosen):
         raise ValueError(f"lora_on: {READ_AS_MATRIX} can have no adapter; name other layers of the attention")
+    for name in chosen:
+        d_out, d_in = layers[name].weight.shape
+        if lora.rank > min(d_in, d_out):
+            raise ValueError(
+                f"lora_rank={lora.rank} exceeds the {d_out} x {d_in} matrix of {name} that it corrects"
+            )
+    return {name: layers[name] for name in chosen}
+
+
+def add_adapters(model: Transformer, lora: Lora, seed: int = 0) -> list[str]:
+    """Put adapters on a model's layers and freeze the rest; the paths of these layers, in order.
+
+    The layers of a head that predicts something else than tokens stay trainable, for such a head is new as a
+    rule. ValueError: what `find_layers` says.
+    """
+    chosen = find_layers(model, lora)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(re.match(r"head\.\w+\.", name) is not None)
-    for name in chosen:
-        model.set_submodule(name, Adapted(layers[name], lora, generator))
+    for name, layer in chosen.items():
+        model.set_submodule(name, Adapted(layer, lora, generator))
     for module in model.modules():
         if isinstance(module, Attention) and module.project is project_fused:
             module.project = project_apart  # one product of the bare weights would pass adapters by
-    return chosen
+    return list(chosen)
 
 
 def describe(model: nn.Module, chosen: Sequence[str]) -> str:

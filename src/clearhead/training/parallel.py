@@ -29,10 +29,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.model.transformer import Block
-from clearhead.training.durable import ALONE, Ranks, lock_run
+from clearhead.training.durable import ALONE, Ranks
 from clearhead.training.machine import find_device
 from clearhead.training.optim import clip_gradients
 from clearhead.training.recipe import TrainConfig
+from clearhead.training.run_folder import RunFolder
 
 T = TypeVar("T")
 FIRST_STEP = timedelta(minutes=30)  # compiling, loading, the first meeting of all ranks
@@ -397,7 +398,7 @@ def start_parallel(
                 "; start it by `clearhead launch`, or leave them away"
             )
         single = Single(settings)
-        with lock_run(run):
+        with RunFolder(run).held():
             yield single
         return
     alone = int(place["WORLD_SIZE"]) == 1 and settings.parallel == "auto"
@@ -413,7 +414,7 @@ def start_parallel(
         )
     parallel = Single(settings) if alone else Distributed(settings, place)
     try:
-        with lock_run(run) if parallel.is_main else nullcontext():
+        with RunFolder(run).held() if parallel.is_main else nullcontext():
             yield parallel
     finally:
         parallel.close()

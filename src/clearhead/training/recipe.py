@@ -225,6 +225,9 @@ class TrainConfig:
             "muon_scale": (self.optimizer == "muon", "optimizer=muon"),
             "spike_factor": (self.on_spike == "skip", "on_spike=skip"),
             "spike_window": (self.on_spike == "skip", "on_spike=skip"),
+            "max_skips": ("skip" in (self.on_nonfinite, self.on_spike), "on_nonfinite=skip or on_spike=skip"),
+            "sample_prompt": (self.sample_every > 0, "sample_every"),
+            "sample_tokens": (self.sample_every > 0, "sample_every"),
         }
         for name, (has_effect, what) in needs.items():
             if not has_effect and getattr(self, name) != getattr(type(self), name):

@@ -21,6 +21,7 @@ from clearhead.published.models import load
 from clearhead.published.weights import FAMILIES, Origin
 from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.training.demands import DEMANDS
+from clearhead.training.lora import Lora, find_layers
 from clearhead.training.recipe import Recipe
 from clearhead.training.run_folder import RunFolder, load_run
 
@@ -69,7 +70,10 @@ def open_start(place: str) -> Start:
             f"start_from={place}: there is no such folder; a model of the Hub is fetched first, with "
             f"clearhead import {place} FOLDER --download"
         )
-    model, found = load(path, dtype=torch.float32)
+    try:
+        model, found = load(path, dtype=torch.float32)
+    except ValueError as error:
+        raise ValueError(f"start_from={place}, which is no run: {error}") from None
     if found is None:
         raise ValueError(f"start_from={place} holds no tokenizer, which turns text into the model's tokens")
     return Start(place, model, found)
@@ -105,6 +109,8 @@ def fit_recipe(recipe: Recipe, start: Start) -> Recipe:
             f"train.context_length={recipe.train.context_length} exceeds the {has.max_len} positions "
             f"(max_len) of start_from={start.place}; shorten the context"
         )
+    if recipe.train.lora_rank:
+        find_layers(start.model, Lora(recipe.train.lora_rank, recipe.train.lora_alpha, recipe.train.lora_on))
     data = recipe.data
     if data.tokenizer is None:
         data = replace(data, tokenizer=start.place)

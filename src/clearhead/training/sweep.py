@@ -83,6 +83,8 @@ def check_trials(trials: Sequence[Trial], out: Path) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"two runs of the sweep would be named {twice}; give each value once")
+    if RunFolder(out).exists():
+        raise ValueError(f"{out} holds a run; choose another folder for the sweep")
     seen: list[tuple[DataConfig, str]] = []
     for trial in trials:
         run, learns = RunFolder(out / trial.name), (trial.recipe.data, trial.recipe.train.objective)
@@ -108,6 +110,7 @@ def sweep(
     outside (loop.Interrupted, KeyboardInterrupt) stops the sweep.
     """
     check_trials(trials, out)
+    out.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
     for number, trial in enumerate(trials, 1):
         run = RunFolder(out / trial.name)

@@ -21,9 +21,9 @@ from clearhead.model.experts import Routing
 from clearhead.model.transformer import Transformer
 from clearhead.text.batches import IGNORED, Batch, Batches, evaluation_batches
 from clearhead.text.counting import Progress
-from clearhead.text.foreign import AnyTokenizer
+from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.text.frame import role
-from clearhead.training.data import END_OF_TEXT, PreparedData, prepare_data
+from clearhead.training.data import END_OF_TEXT, PreparedData, data_folder, prepare_data
 from clearhead.training.demands import DEMANDS, Objective, fit_head
 from clearhead.training.evaluate import Forward, evaluate, evaluating, outputs_of, perplexity
 from clearhead.training.example_data import prepare_examples
@@ -144,13 +144,7 @@ class Masked:
     def __init__(self, data: PreparedData, settings: TrainConfig) -> None:
         self.data, self.settings = data, settings
         self.tokenizer, self.fingerprint = data.tokenizer, data.fingerprint
-        found = role(data.tokenizer, "mask")
-        if found is None:
-            raise ValueError(
-                "train.objective='masked' needs a tokenizer with a token that hides others, such as "
-                f"{MASK} or [MASK]; leave data.tokenizer away and one is learned"
-            )
-        self.mask_id = found
+        self.mask_id = mask_id(data.tokenizer)
         self.special = torch.tensor(sorted(data.tokenizer.special_tokens.values()))
         windows = settings.batch_size * settings.context_length
         self.targets_per_batch = max(1, round(settings.mask_share * windows))
@@ -235,6 +229,8 @@ def make_task(
     Where the examples have labels, their names are written into the run's folder.
     """
     objective = recipe.train.objective
+    if not run.exists():
+        check_tokenizer(recipe, run)
     if DEMANDS[objective].examples == "text" and recipe.data.form == "text":
         data = prepare_data(recipe.data, run, note, progress, specials_of(objective))
         recipe = fit_vocabulary(recipe, data.tokenizer)
@@ -247,6 +243,31 @@ def make_task(
     if examples.labels:
         run.write_labels(examples.labels)
     return EXAMPLE_TASKS[objective](examples, recipe.train), recipe
+
+
+def check_tokenizer(recipe: Recipe, run: RunFolder) -> Recipe:
+    """The recipe with the vocabulary of a tokenizer that is there already, if it is to be used; ValueError if
+    the objective cannot be learned with it.
+    """
+    prepared = data_folder(recipe.data, run)
+    place = recipe.data.tokenizer or (prepared / "tokenizer.json" if prepared != run.data else None)
+    if place is None:
+        return recipe
+    tokenizer = open_tokenizer(place)
+    if recipe.train.objective == "masked":
+        mask_id(tokenizer)
+    return fit_vocabulary(recipe, tokenizer)
+
+
+def mask_id(tokenizer: AnyTokenizer) -> int:
+    """The id of the token that hides others; ValueError for a tokenizer that has none."""
+    found = role(tokenizer, "mask")
+    if found is None:
+        raise ValueError(
+            "train.objective='masked' needs a tokenizer with a token that hides others, such as "
+            f"{MASK} or [MASK]; leave data.tokenizer away and one is learned"
+        )
+    return found
 
 
 def specials_of(objective: Objective) -> tuple[str, ...]:
