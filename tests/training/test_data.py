@@ -87,3 +87,21 @@ def test_a_folder_too_large_to_be_read_at_every_start_says_so(prepared, tmp_path
     notes: list[str] = []
     prepare_data(DataConfig(source=str(prepared)), RunFolder(tmp_path / "run"), notes.append)
     assert notes == [f"{prepared} holds 0 GB: sizes and headers are checked, not every byte"]
+
+
+def test_another_process_takes_what_the_first_prepared_and_mends_nothing(tmp_path):
+    """A second rank that cannot read the prepared text says so; it does not write in the same folder."""
+    (tmp_path / "text.txt").write_text("one two three.\n" * 400, encoding="utf-8")
+    run = RunFolder(tmp_path / "run")
+    TOKENIZER.save(tmp_path / "tokenizer.json")
+    data = config(tmp_path, source=str(tmp_path / "text.txt"), document_separator="\n")
+    made = prepare_data(data, run, lambda _: None)
+    made.tokenizer.save(run.tokenizer_file)
+    other = RunFolder(run.path)
+    other.begun = True
+    assert prepare_data(data, other, lambda _: None).fingerprint == made.fingerprint
+    index = run.data / "train" / "index.json"
+    index.write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"index\.json is no JSON"):
+        prepare_data(data, other, lambda _: None)
+    assert index.read_text(encoding="utf-8") == "{"

@@ -98,6 +98,23 @@ def test_a_run_goes_on_from_another_ones_weights(begun: Path, tmp_path: Path) ->
     assert ours.fingerprint == theirs.fingerprint
 
 
+def test_a_run_that_died_before_its_first_save_begins_with_those_weights_again(
+    begun: Path, tmp_path: Path
+) -> None:
+    """There is no checkpoint to resume from; the weights are not those of a new model."""
+
+    class Dies(Watcher):
+        def on_step(self, step: int, metrics: dict[str, Any]) -> None:
+            raise OSError("the machine is gone")
+
+    recipe = tiny_recipe(begun / "text", start_from=str(begun / "run"), lr=1e-12, steps=2, probes=0)
+    with pytest.raises(OSError, match="the machine is gone"):
+        train(recipe, tmp_path / "run", watchers=[Dies()])
+    train(recipe, tmp_path / "run", resume=True)
+    for name, tensor in weights_of(begun / "run").items():
+        torch.testing.assert_close(weights_of(tmp_path / "run")[name], tensor, rtol=0, atol=1e-6)
+
+
 def test_adapters_resume_to_the_bit_and_their_run_is_a_plain_model(begun: Path, tmp_path: Path) -> None:
     lora: dict[str, Any] = {"start_from": str(begun / "run"), "lora_rank": 2, "lora_on": ("q", "down")}
     recipe = tiny_recipe(begun / "text", probes=2, **lora)

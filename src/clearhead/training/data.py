@@ -14,6 +14,7 @@ from clearhead.text.corpus import Corpus, open_corpus, split_corpus
 from clearhead.text.counting import Progress
 from clearhead.text.documents import CorpusReport
 from clearhead.text.foreign import AnyTokenizer, open_tokenizer
+from clearhead.text.frame import END_OF_TEXT
 from clearhead.text.prepare import prepare
 from clearhead.text.shards import Shards
 from clearhead.text.token_files import is_token_file, open_token_files
@@ -21,7 +22,6 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.recipe import DataConfig
 from clearhead.training.run_folder import RunFolder
 
-END_OF_TEXT = "<|endoftext|>"
 _CHECKED_BYTES = 4 << 30
 _HOW_TEXT_IS_READ = ("field", "document_separator", "strict")
 
@@ -61,6 +61,8 @@ def prepare_data(
         _check_effect(data, folder, (*_HOW_TEXT_IS_READ, "validation"))
         tokenizer = open_tokenizer(data.tokenizer or folder / "tokenizer.json")
         return open_data(folder, tokenizer, verify=_worth_checking(folder, note))
+    if run.begun:  # the first process has made or checked them, and they are its own to mend
+        return open_data(folder, run.tokenizer())
     if run.exists() and (folder / "index.json").is_file():
         try:
             return open_data(folder, run.tokenizer(), verify=True)

@@ -68,12 +68,12 @@ def train(
     """
     run = RunFolder(folder)
     resume = resume or (was_restarted() and run.exists())
-    start = None
-    if resume and run.exists():
+    begun, start = resume and run.exists(), None
+    if begun:
         recipe = recipe_as_begun(recipe, run)
-    elif recipe.train.start_from is not None:
-        start = open_start(recipe.train.start_from)
-        recipe = fit_recipe(recipe, start)
+    if recipe.train.start_from is not None and not (begun and checkpoints(run.path)):
+        start = open_start(recipe.train.start_from)  # also for a run that was killed before its first save
+        recipe = recipe if begun else fit_recipe(recipe, start)
     recipe.check()
     if stop_after is not None and stop_after < 1:
         raise ValueError(f"stop_after={stop_after} must be at least 1 step")
@@ -154,7 +154,7 @@ class Trainer:
         wrapped = self.parallel.wrap(self.model)
         if self.settings.probes and self.parallel.shares_weights:
             self.note("no probes are kept: the ranks share the weights out")
-        elif self.settings.probes:
+        elif self.settings.probes and self.parallel.is_main:
             self.watchers = [*watchers, Probes(self.model, self.settings.probes, self.note)]
         self.learner = Learner(self.model, self.settings)
         self.compiled = self._compile()
@@ -170,7 +170,7 @@ class Trainer:
 
     def start(self, resume: bool) -> None:
         """Fix the number of steps; write the run's folder, or load its newest valid checkpoint."""
-        if resume and checkpoints(self.run.path):
+        if resume and self.parallel.gather(bool(checkpoints(self.run.path)))[0]:
             state = load_checkpoint(self.run.path, self.model, self.learner.optimizer, self.parallel.saving)
             self._check_made_with(state["made_with"])
             self.step, self.tokens = int(state["step"]), int(state["tokens"])
@@ -348,6 +348,7 @@ class Trainer:
         """What the model is worth on validation examples: a part of them on the way, all at the end."""
         with self.learner.best_weights():
             metrics = self.task.evaluate(self.model, whole=self.step == self.steps)
+        metrics = self.parallel.gather(metrics)[0]  # what follows is for all ranks or for none
         loss = metrics["validation_loss"]
         improved = self.best is None or loss < self.best
         self.best, self.waited = (loss, 0) if improved else (self.best, self.waited + 1)
@@ -404,9 +405,6 @@ class Trainer:
             self.note(f"compile=auto: {'compiled, on a GPU' if chosen else 'not compiled, on a CPU'}")
             return chosen
         return choice == "on"
-
-    def _compiled(self) -> Callable[..., Tensor]:
-        return torch.compile(self.model)
 
     def _compile_now(self) -> None:
         """Compile with the next step's first batch, so that no step's time contains it."""

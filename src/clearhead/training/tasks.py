@@ -240,7 +240,7 @@ def make_task(
     recipe = fit_vocabulary(recipe, examples.tokenizer)
     n_labels = 1 if objective == "regression" else len(examples.labels)
     recipe = replace(recipe, model=fit_head(recipe.model, objective, n_labels))
-    if examples.labels:
+    if examples.labels and not run.begun:
         run.write_labels(examples.labels)
     return EXAMPLE_TASKS[objective](examples, recipe.train), recipe
 
