@@ -71,16 +71,16 @@ class RunFolder:
         """
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
         started = time.monotonic()
-        try:
-            with lock_run(self.path):
+        with lock_run(self.path):  # whoever does not get the lock takes nothing away
+            try:
                 yield
-        except Exception:
-            if missing and not self.exists() and time.monotonic() - started < WORTH_KEEPING:
-                shutil.rmtree(self.path, ignore_errors=True)
-                with suppress(OSError):
-                    for path in missing[1:]:
-                        path.rmdir()
-            raise
+            except Exception:
+                if missing and not self.exists() and time.monotonic() - started < WORTH_KEEPING:
+                    shutil.rmtree(self.path, ignore_errors=True)
+                    with suppress(OSError):
+                        for path in missing[1:]:
+                            path.rmdir()
+                raise
 
     def recipe(self) -> Recipe:
         """The recipe this run was started with."""

@@ -58,10 +58,12 @@ class Saver:
 
     def keep_best(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
         """Keep the weights of this moment as the best so far, instead of those before."""
+        self.tell()
         self._told(lambda: self._keep("best", step, model, state, alone=True))
 
     def keep_milestone(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
         """Keep the weights of this moment for good."""
+        self.tell()
         self._told(lambda: self._keep("milestones", step, model, state, alone=False))
 
     @property
@@ -70,7 +72,9 @@ class Saver:
         return self.writing is not None and self.writing.done() and self.writing.exception() is not None
 
     def tell(self) -> None:
-        """Raise or note what the thread died of; wait for it first."""
+        """Wait for the thread, with whose words those of the ranks must not mix; raise or note what it died
+        of.
+        """
         self._told(self.finish)
 
     def finish(self) -> None:
@@ -90,7 +94,6 @@ class Saver:
             prune(self.run, content.step, self.settings.keep)
 
     def _keep(self, where: str, step: int, model: nn.Module, state: dict[str, Any], alone: bool) -> None:
-        self.finish()  # the ranks' words must not mix with those of the thread
         final = self.run / where / f"step-{step:08d}"
         write_content(final, take_content(step, model, None, state), self.ranks)
         if alone and self.ranks.is_main:
