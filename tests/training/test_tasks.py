@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.example_tasks import Contrastive, best_piece, correlation
+from clearhead.training.example_tasks import Contrastive, ExampleTask, best_piece, correlation
 from clearhead.training.loop import train
 from clearhead.training.objectives import shift_right
 from clearhead.training.recipe import DataConfig, Recipe, TrainConfig, save_recipe
@@ -213,6 +213,18 @@ def test_all_are_tasks(tasks):
         assert isinstance(task, Task)
         assert 1 <= task.targets_per_batch <= 8 * 32 and len(task.fingerprint) == 64
         assert task.sample(model) is None or model.config.shape != "encoder"
+
+
+def test_how_many_targets_a_batch_has_is_told_by_examples_of_all_lengths(tmp_path):
+    """1,000 translations, few of them long: a budget in tokens becomes the right number of steps."""
+    recipe = make_recipe(tmp_path, "translation", accumulation=40)
+    lines = [f"{number} {'cat ' * (9 if number % 10 == 0 else 1)}" for number in range(1000)]
+    (tmp_path / "a.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines), encoding="utf-8")
+    task, _ = make_task(recipe, RunFolder(tmp_path / "run"), print)
+    assert isinstance(task, ExampleTask)
+    counts = [len(targets) for row in task.data.train.rows if isinstance(targets := row.targets, list)]
+    exact = recipe.train.batch_size * sum(counts) / len(counts)
+    assert task.targets_per_batch == pytest.approx(exact, rel=0.15)
 
 
 def test_a_few_examples_are_looked_at_on_the_way(tasks, monkeypatch):

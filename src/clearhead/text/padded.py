@@ -109,12 +109,13 @@ class PaddedBatches:
         return Batch(first_sample=first_sample, sample_ids=list(chosen), **tensors)
 
     def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._orders:
+        order = self._orders.get(epoch)
+        if order is None:
             head = -epoch * len(self.rows) % self.batch_size
             order = _epoch_order(self.lengths, self.batch_size, self.bucket, self.seed, epoch, head)
-            self._orders = {key: kept for key, kept in self._orders.items() if key == epoch - 1}
-            self._orders[epoch] = order
-        return self._orders[epoch]
+            kept = {key: one for key, one in self._orders.items() if key == epoch - 1}
+            self._orders = kept | {epoch: order}  # another thread may be reading the former
+        return order
 
 
 def _epoch_order(

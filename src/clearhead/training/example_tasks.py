@@ -53,8 +53,9 @@ class ExampleTask(ABC):
     def __init__(self, data: ExampleData, settings: TrainConfig) -> None:
         self.data, self.settings = data, settings
         self.tokenizer, self.fingerprint, self.labels = data.tokenizer, data.fingerprint, data.labels
-        rows = min(256, len(data.train))  # so many tell what the others are like
-        mean = self.n_targets(self.shown(data.train.samples(0, rows))) / rows
+        rows = min(256, len(data.train))  # so many tell what the others are like, if they lie all over
+        some = data.train.collate([number * len(data.train) // rows for number in range(rows)])
+        mean = self.n_targets(self.shown(some)) / rows
         self.targets_per_batch = max(1, round(mean * settings.batch_size))
 
     def batch(self, index: int, part: int = 0, parts: int = 1) -> Batch:

@@ -125,7 +125,10 @@ class Muon(AdamW):
         for p in group["params"]:
             if p.grad is None:
                 continue
-            mean = self.state[p].setdefault("momentum", torch.zeros_like(p))
+            state = self.state[p]
+            if "momentum" not in state:
+                state["momentum"] = torch.zeros_like(p)
+            mean = state["momentum"]
             mean.lerp_(p.grad, 1 - group["momentum"])
             ahead = whole(p.grad.lerp(mean, group["momentum"]))
             alike.setdefault((p.shape[-2], p.shape[-1]), []).append((p, ahead))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from clearhead.model.experts import Router, Routing
 from clearhead.model.layers import FeedForward
+from clearhead.model.transformer import Transformer
 
 IDLE = 1e-3  # of the layer's root mean square
 
@@ -71,7 +72,7 @@ def norm_of(tensors: list[Tensor]) -> Float[Tensor, ""]:
 
 
 @torch.no_grad()
-def find_idle(model: nn.Module, run: Callable[[Routing | None], Any]) -> dict[str, Tensor]:
+def find_idle(model: Transformer, run: Callable[[Routing | None], Any]) -> dict[str, Tensor]:
     """Which shares of the model a batch leaves idle; `run` makes one pass of the model over it."""
     found: dict[str, Tensor] = {}
     hooks = []
@@ -84,11 +85,12 @@ def find_idle(model: nn.Module, run: Callable[[Routing | None], Any]) -> dict[st
 
         return look
 
+    asked = set(model.stack.modules())  # of two stacks a routing sees the decoder's
     routers = []
     for name, module in model.named_modules():
         if isinstance(module, FeedForward):
             hooks.append(module.down.register_forward_pre_hook(watch(name)))
-        elif isinstance(module, Router):
+        elif isinstance(module, Router) and module in asked:
             routers.append(name.removesuffix(".router"))
     training = model.training
     try:
