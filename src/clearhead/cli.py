@@ -7,6 +7,7 @@ saving. Modules with torch are imported inside the verbs, so that `--help` answe
 import contextlib
 import copy
 import functools
+import inspect
 import io
 import itertools
 import json
@@ -21,12 +22,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-import tyro
-from tyro.conf import AvoidSubcommands, Positional, arg
+from tyro.conf import AvoidSubcommands, DisallowNone, Positional, arg
 
 from clearhead import cli_runs, cli_sweep
+from clearhead.cli_flags import parse
 from clearhead.cli_models import VERBS as MODEL_VERBS
-from clearhead.cli_models import open_model, open_speaker
+from clearhead.cli_models import check_place, open_model, open_speaker
 from clearhead.cli_tasks import VERBS as TASK_VERBS
 from clearhead.training.recipe import Recipe, find_recipe, load_recipe
 
@@ -464,7 +465,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise
         reason = re.sub(r"^\[.*?\] err == 0\. ", "", str(error)).partition("\n")[0]
-        advice = "make the model, train.batch_size or train.context_length smaller"
+        advice = (
+            "make the model, train.context_length or train.batch_size smaller; a larger train.accumulation "
+            "makes up for the last"
+        )
         fail(f"not enough memory: {reason}; {advice}")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -480,7 +484,7 @@ def run_verb(words: list[str]) -> None:
             if verb in ("train", "sweep", "launch"):  # their flags are those of a recipe
                 VERBS[verb](rest)
             else:
-                parse(later(VERBS[verb]), rest, prog=f"clearhead {verb}")()
+                parse(later(VERBS[verb]), rest, prog=f"clearhead {verb}", config=(DisallowNone,))()
             return
     if words[:1] == ["help"] and words[1:]:
         run_verb([*words[1:], "--help"])
@@ -509,46 +513,20 @@ def overview() -> str:
     )
 
 
-def parse(target: Callable[..., Any], words: Sequence[str], prog: str, **options: Any) -> Any:
-    """Parse flags with tyro into a dataclass, or into a call of a function that is ready to be made.
-
-    tyro's boxed error becomes the one-line ValueError that every other mistake is.
-    """
-    captured = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(captured):
-            return tyro.cli(target, prog=prog, args=list(words), **options)
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-    message = re.sub(r"^Error parsing settings\.(\w+):", r"[\1]", one_line(captured.getvalue()))
-    raise ValueError(f"{message}; see {prog} --help")
-
-
 def later(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
-    """The same signature and help, but the call is returned instead of made."""
+    """The same signature and help, but the call is returned instead of made.
+
+    A model that is not there is told before the verb loads torch.
+    """
 
     @functools.wraps(function)
     def bound(*args: Any, **kwargs: Any) -> Callable[[], None]:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        if "download" in given and isinstance(place := next(iter(given.values())), str | Path):
+            check_place(place, given["download"])
         return functools.partial(function, *args, **kwargs)
 
     return bound
-
-
-def one_line(box: str) -> str:
-    """The message inside one of tyro's boxes: its first paragraph and the flag it suggests.
-
-    >>> one_line("╭─ Unrecognized ─╮\\n│ Unrecognized options: --lrr │\\n│ ──── │\\n│ Perhaps: │\\n╰──╯")
-    'Unrecognized options: --lrr'
-    """
-    drawn = [line.removeprefix("│ ").removesuffix(" │") for line in box.splitlines()]
-    lines = drawn[1:] if box.startswith("╭") else drawn[2:]  # in plain ASCII, a title and a rule come first
-    end = next((n for n, line in enumerate(lines) if re.match(r"\s*[─-]{3}|╰", line)), len(lines))
-    # A line of a wide box that is full to its end breaks off within a word.
-    words = (line if len(line) > 70 and line[-1] != " " else f"{line} " for line in lines[:end])
-    near = re.search(r"Perhaps you meant:\W*(--[\w.-]+)", box)
-    hint = f"; did you mean {near[1]}?" if near else ""
-    return (" ".join("".join(words).split()) or "the command line could not be read") + hint
 
 
 def describe(error: Exception) -> str:

@@ -4,6 +4,7 @@ Every action is one meeting of all ranks; what it finds goes into FOLDER/told-<r
 """
 
 import json
+import math
 import os
 import signal
 import sys
@@ -12,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.training import durable, loop, tasks
-from clearhead.training.checkpoint import load_checkpoint, save_checkpoint
+from clearhead.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from clearhead.training.learner import make_optimizer
+from clearhead.training.optim import clip_gradients
 from clearhead.training.parallel import start_parallel
 from clearhead.training.recipe import Recipe, load_recipe
 from clearhead.training.report import JsonLines
@@ -47,7 +51,8 @@ def learn(recipe: Recipe, folder: Path, action: Action) -> Any:
         loop.train(recipe, folder, watchers=[JsonLines()], **how)
         return {"ids": ids}
     except (loop.Interrupted, ValueError) as error:
-        return {"ids": ids, "error": type(error).__name__, "said": str(error)}
+        newest = [path.name for path in checkpoints(folder)][:1]
+        return {"ids": ids, "error": type(error).__name__, "said": str(error), "newest": newest}
     finally:
         loop.Trainer._take_step, tasks.NextToken.batch = take_step, batch
 
@@ -95,6 +100,31 @@ def reshard(recipe: Recipe, folder: Path, action: Action) -> None:
             source = folder / str(hop)
 
 
+def gradients(recipe: Recipe, folder: Path, action: Action) -> float:
+    """The largest difference of a gradient from that of a model that is not wrapped, on the same batch."""
+    config = ModelConfig.from_dict({**recipe.model.to_dict(), **action["config"]})
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, config.vocab_size, (2, 9), generator=generator)
+    how = {"source": ids.flip(1)} if config.shape == "encoder-decoder" else {}
+    plain = Transformer(config, seed=3)
+    plain(ids, **how).square().mean().backward()
+    with start_parallel(recipe.train, folder, print) as ranks:
+        model = Transformer(config, seed=3)
+        forward = ranks.wrap(model)
+        with ranks.accumulate(forward, last=True):
+            forward(ids, **how).square().mean().backward()
+        found = dict(model.named_parameters())
+        norm = ranks.clip(model, math.inf)
+        wanted = clip_gradients(plain.parameters(), math.inf)
+        worst = float((norm - wanted).abs() / wanted)
+        for name, p in plain.named_parameters():
+            grad = found[name].grad
+            assert p.grad is not None and grad is not None, name
+            whole = grad.full_tensor() if isinstance(grad, DTensor) else grad
+            worst = max(worst, float((whole - p.grad).abs().max()))
+    return worst
+
+
 def main() -> None:
     torch.set_num_threads(1)
     plan = Path(sys.argv[1])
@@ -104,7 +134,8 @@ def main() -> None:
         recipe = load_recipe(action["recipe"])
         recipe = replace(recipe, train=replace(recipe.train, **action.get("train", {})))
         folder = plan.parent / action["name"]
-        told[action["name"]] = {"learn": learn, "reshard": reshard}[action["do"]](recipe, folder, action)
+        do = {"learn": learn, "reshard": reshard, "gradients": gradients}[action["do"]]
+        told[action.get("as", action["name"])] = do(recipe, folder, action)
     (plan.parent / f"told-{plan.stem}-{RANK}.json").write_text(json.dumps(told))
 
 

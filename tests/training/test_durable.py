@@ -1,6 +1,8 @@
 """Folders that appear whole: the order of system calls, and one writer at a time."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,3 +136,39 @@ def test_another_process_is_refused_and_a_killed_one_lets_go(tmp_path):
         child.wait()
     with lock_run(tmp_path):
         assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_what_the_system_is_asked_in_a_save(tmp_path):
+    """R3: every file of a checkpoint is synced after it was written, then the folder; then comes the rename;
+    then the folder above is synced. Seen from outside, in the system calls of a whole process.
+    """
+    code = (
+        "import sys; from torch import nn, optim; from clearhead.training.checkpoint import save_checkpoint\n"
+        "model = nn.Linear(3, 2); optimizer = optim.SGD(model.parameters(), lr=1.0)\n"
+        "save_checkpoint(sys.argv[1], 1, model, optimizer)\n"
+    )
+    trace = tmp_path / "trace"
+    kinds = "trace=openat,write,pwrite64,ftruncate,fsync,fdatasync,rename,renameat,renameat2"
+    watch = ["strace", "-f", "-y", "-s", "0", "-e", kinds, "-o", str(trace)]
+    run = tmp_path / "run"
+    done = subprocess.run([*watch, sys.executable, "-c", code, str(run)], capture_output=True, text=True)
+    if "ptrace" in done.stderr:
+        pytest.skip("this machine lets nobody trace")
+    assert done.returncode == 0, done.stderr
+    folder = run / "checkpoints"
+    calls = [line.split(maxsplit=1)[1] for line in trace.read_text().splitlines() if f"{run}" in line]
+
+    def last(pattern: str) -> int:
+        return max(i for i, call in enumerate(calls) if re.match(pattern, call))
+
+    new = re.escape(f"{folder}/.tmp-step-00000001-") + r"\d+"
+    renamed = last(rf'rename\w*\(.*"{new}".*"{re.escape(str(folder))}/step-00000001"')
+    whole = last(rf"fsync\(\d+<{new}>")
+    for name in ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"):
+        file = rf"\d+<{new}/{re.escape(name)}>"
+        synced = last(rf"fsync\({file}")
+        changes = [i for i, c in enumerate(calls) if re.match(rf"(write|pwrite64|ftruncate)\({file}", c)]
+        assert max(changes, default=-1) < synced < whole, name
+    assert whole < renamed < last(rf"fsync\(\d+<{re.escape(str(folder))}>")

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,16 @@ from tiny_run import tiny_recipe, write_corpus
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 SIZES = {"d_model": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2}
-SAME = {"steps": 5, "lr": 1e-2, "warmup": 0.0, "schedule": "constant", "batch_size": 4, "probes": 0}
+# eps: a gradient that is nothing but rounding is not to move a weight by the whole rate
+SAME = {
+    "eps": 1e-6,
+    "steps": 5,
+    "lr": 1e-2,
+    "warmup": 0.0,
+    "schedule": "constant",
+    "batch_size": 4,
+    "probes": 0,
+}
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo's processes are started as on Linux")
 
 
@@ -69,7 +77,7 @@ class Place:
         ports = free_ports(len(actions))
         for action, port in zip(actions, ports, strict=True):
             recipe = action.pop("recipe")
-            action["recipe"] = str(self.folder / f"{plan}-{action['name']}.toml")
+            action["recipe"] = str(self.folder / f"{plan}-{port}.toml")
             save_recipe(recipe, action["recipe"])
             action.update({"port": port} if launcher is None else {})
         file = self.folder / f"{plan}.json"
@@ -131,6 +139,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 KINDS = [(kind, accumulation) for kind in ("ddp", "fsdp") for accumulation in (1, 2)]
 DROPOUT = {"embed_dropout": 0.1, "attn_dropout": 0.1, "residual_dropout": 0.1, "ff_dropout": 0.1}
+SHAPES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "encoder-decoder": (["ddp", "fsdp"], {"shape": "encoder-decoder"}),
+    "encoder": (["fsdp", "tensors"], {"shape": "encoder", "norm": "layer", "gated": False, "ff_bias": True}),
+    "experts": (["ddp", "fsdp"], {"experts": {"n_experts": 4, "top_k": 2, "d_ff": 32}}),
+    "norms of heads": (["tensors"], {"qk_norm": "head", "qkv_bias": True, "tied": True, "fused_qkv": True}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +161,7 @@ def two(place: Place) -> list[dict[str, Any]]:
     place.single("whole", place.recipe(accumulation=2))
     long = place.recipe(steps=12, accumulation=2)
     place.single("elastic", long, stop_after=4)
-    shared, nine = {"parallel": "fsdp"}, place.recipe(steps=9, model=DROPOUT)
+    shared, nine = {"parallel": "fsdp"}, place.recipe(steps=9, save_every=2, model=DROPOUT)
     actions += [
         {"do": "learn", "name": "elastic", "recipe": long, "train": shared, "resume": True, "stop_after": 8},
         {
@@ -162,6 +176,7 @@ def two(place: Place) -> list[dict[str, Any]]:
             "recipe": nine,
             "happens": "signal",
         },
+        {"do": "learn", "name": "stopped", "as": "resumed", "recipe": nine, "resume": True},
         {"do": "learn", "name": "went on", "recipe": nine},
         {"do": "learn", "name": "poisoned", "recipe": place.recipe(), "happens": "poison"},
         {"do": "learn", "name": "flipped", "recipe": place.recipe(compare_every=2), "happens": "flip"},
@@ -170,6 +185,18 @@ def two(place: Place) -> list[dict[str, Any]]:
             "name": "async",
             "recipe": place.recipe(parallel="fsdp", accumulation=2, save_every=1, async_save=True, keep=9),
         },
+    ]
+    actions += [
+        {
+            "do": "gradients",
+            "name": f"{name} {index}",
+            "recipe": place.recipe(
+                parallel="fsdp" if kind == "tensors" else kind, tensor_parallel=1 + (kind == "tensors")
+            ),
+            "config": config,
+        }
+        for name, (kinds, config) in SHAPES.items()
+        for index, kind in enumerate(kinds)
     ]
     for action in actions:
         action.update({"rank": 1, "step": 2})
@@ -191,12 +218,20 @@ def test_two_ranks_learn_what_one_learns(place, two, kind, accumulation):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_has_the_gradients_of_one_process(two, shape):
+    """Encoder-decoders, experts, encoders; and matrices cut between two ranks, with what tests the cuts."""
+    for index, kind in enumerate(SHAPES[shape][0]):
+        print(shape, kind, two[0][f"{shape} {index}"])
+        assert two[0][f"{shape} {index}"] <= 1e-6
+
+
+@pytest.mark.slow
 def test_four_ranks_in_two_dimensions(place):
     """D2: groups of ranks with a model each (HSDP); matrices cut between two ranks, with and without FSDP."""
     kinds = {
         "hsdp": {"replicate": 2},
         "fsdp with tensors": {"tensor_parallel": 2},
-        "all three": {"tensor_parallel": 2, "replicate": 2},
     }
     actions = [
         {"do": "learn", "name": name, "recipe": place.recipe(parallel="fsdp", accumulation=4, **how)}
@@ -273,11 +308,8 @@ def test_any_number_of_ranks_sees_the_same_examples(place, two):
 def test_a_signal_to_one_rank_stops_all(place, two):
     """D6: both stop after the same step and save; gone on with, the run ends as if it never stopped."""
     assert [told["stopped"].get("said") for told in two] == ["stopped after 3 steps"] * 2
-    run = place.folder / "stopped"
-    assert checkpoints(run)[0].name == "step-00000003"
-    again = {"do": "learn", "name": "stopped", "recipe": place.recipe(steps=9, model=DROPOUT), "resume": True}
-    place.carry_out("again", [again])
-    assert outcome(run) == outcome(place.folder / "went on")
+    assert two[0]["stopped"]["newest"] == ["step-00000003"]
+    assert outcome(place.folder / "stopped") == outcome(place.folder / "went on")
 
 
 @pytest.mark.slow
@@ -324,32 +356,22 @@ def test_a_rank_that_dies_in_a_save(place, kind):
     processes = place.start(f"die-{kind}", [action])
     dead, survivor = processes[main_or_not], processes[1 - main_or_not]
     dead.communicate(timeout=120)
-    died = time.monotonic()
-    survivor.communicate(timeout=60)
+    survivor.communicate(timeout=30)
     assert dead.returncode == -signal.SIGKILL
     assert survivor.returncode not in (0, -signal.SIGKILL)
-    assert time.monotonic() - died < 30
     newest, *_ = checkpoints(place.folder / f"dies in {kind}")
     assert newest.name == "step-00000002" and verify_checkpoint(newest) == []
 
 
 @pytest.mark.slow
-def test_a_rank_killed_twice_leaves_no_trace(place):
+def test_a_rank_killed_twice_leaves_no_trace(place, two):
     """D5: torchrun starts all ranks anew, which go on by themselves; the end is that of an unharmed run."""
-    recipe = place.recipe(steps=8, save_every=2, model=DROPOUT, parallel="ddp")
+    recipe = place.recipe(steps=9, save_every=2, model=DROPOUT)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
     launcher += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--monitor-interval=0.2"]
     happens = [
-        {"do": "learn", "name": "killed", "recipe": recipe, "happens": "kill", "rank": 1, "step": 3},
-        {
-            "do": "learn",
-            "name": "killed too",
-            "recipe": recipe,
-            "happens": "kill",
-            "rank": 0,
-            "step": 5,
-            "life": 1,
-        },
+        {"name": "killed", "rank": 1, "step": 3},
+        {"name": "killed too", "rank": 0, "step": 5, "life": 1},
     ]
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
@@ -359,8 +381,7 @@ def test_a_rank_killed_twice_leaves_no_trace(place):
     finally:
         del os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]
     assert process.returncode == 0, errors[-4000:]
-    place.carry_out("unharmed", [{"do": "learn", "name": "unharmed", "recipe": recipe}])
-    expected = outcome(place.folder / "unharmed")
+    expected = outcome(place.folder / "went on")
     assert outcome(place.folder / "killed") == expected
     assert outcome(place.folder / "killed too") == expected
 
