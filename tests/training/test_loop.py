@@ -18,16 +18,17 @@ from clearhead.model.config import ExpertsConfig
 from clearhead.model.transformer import Transformer
 from clearhead.text.batches import Batches
 from clearhead.text.shards import Shards
-from clearhead.training import loop, run_folder
+from clearhead.training import budget, run_folder
 from clearhead.training.checkpoint import checkpoints
 from clearhead.training.data import prepare_data
 from clearhead.training.durable import lock_run
-from clearhead.training.loop import Interrupted, Trainer, dropout_seed, train
+from clearhead.training.loop import Interrupted, Trainer, train
 from clearhead.training.machine import find_device
 from clearhead.training.objectives import cross_entropy
 from clearhead.training.recipe import Recipe
 from clearhead.training.report import TIMINGS, JsonLines, Samples, Watcher, read_metrics
 from clearhead.training.run_folder import RunFolder, load_run
+from clearhead.training.step import Stepper, dropout_seed
 from clearhead.training.tasks import make_task
 from tiny_run import tiny_recipe, write_corpus
 
@@ -269,13 +270,13 @@ def test_a_budget_of_minutes(template, tmp_path, monkeypatch):
             self.seconds += 0.5
             return self.seconds
 
-    monkeypatch.setattr(loop, "time", Clock())
+    monkeypatch.setattr(budget, "time", Clock())
     recipe, events = tiny_recipe(template, model=DROPOUT, minutes=0.1), Events()
     measured = run(recipe, tmp_path / "minutes", events, stop_after=7)
     assert "0.1 minutes at 0.500 s per step: 12 steps" in events.notes
     assert RunFolder(measured).recipe().train.budget() == {"steps": 12}
     assert RunFolder(measured).budget() == {"minutes": 0.1}
-    monkeypatch.setattr(Trainer, "_measure", None)
+    monkeypatch.setattr(Stepper, "measure", None)
     run(recipe, measured, resume=True)
     counted = run(tiny_recipe(template, model=DROPOUT, steps=12), tmp_path / "steps")
     assert outcome(measured) == outcome(counted)

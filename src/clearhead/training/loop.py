@@ -1,47 +1,37 @@
 """The training loop: batches in, a better model out, nothing hidden.
 
-    for each step:  loss = sum of token losses over all micro-batches / number of target tokens in the step
-                    gradients of it, clipped to one norm;  is all of it finite?;  AdamW;  every so often look
-                    and save
+    for each step:  set its rate, take it (step.py), tell what came of it;  every so often look, write, save
 
-Nothing random is hidden state. The batch of a step is a pure function of (seed, step); dropout is seeded from
-(seed, step, first sample) before each micro-batch. So a run that is killed and resumed ends with the very
-same bits.
+Nothing random is hidden state: the batches of a step and the seeds of its dropout are pure functions of its
+number. So a run that is killed and resumed ends with the very same bits.
 """
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
 
-from clearhead.model.experts import Routing, correct_balance
 from clearhead.model.transformer import Transformer
-from clearhead.text.batches import Batch
 from clearhead.training.activations import recompute_blocks
-from clearhead.training.ahead import Ahead
+from clearhead.training.budget import count_steps
 from clearhead.training.checkpoint import checkpoints, load_checkpoint
 from clearhead.training.dry_run import check_size
 from clearhead.training.learner import Learner, learning_rate
 from clearhead.training.lora import Lora, add_adapters, describe
 from clearhead.training.machine import keep_freed_memory, stop_requests
-from clearhead.training.norms import find_idle, to_host
-from clearhead.training.parallel import Distributed, Single, start_parallel, was_restarted
+from clearhead.training.parallel import Single, start_parallel, was_restarted
 from clearhead.training.probe import Probes
 from clearhead.training.recipe import Recipe
 from clearhead.training.report import Watcher
 from clearhead.training.run_folder import RunFolder, recipe_to_resume
 from clearhead.training.saver import Saver
 from clearhead.training.start import Start, fill, fit_recipe, open_start, recipe_as_begun
+from clearhead.training.step import Parallel, Stepper
 from clearhead.training.tasks import Task, make_task
-
-Parallel = Single | Distributed
 
 
 class Interrupted(Exception):
@@ -109,16 +99,6 @@ def _prepare(
     return parallel.main_first(make, lambda made: made[0].tokenizer.save(run.tokenizer_file))
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """Loss in nats per target token, the gradient's norm before clipping, target tokens: of one step."""
-
-    loss: float
-    norm: float
-    n_targets: int
-    watched: dict[str, float]  # norms of the model's parts, idle units and experts, at the steps that look
-
-
 class Trainer:
     """One run: its model, optimizer and task, and the few methods that move it forward."""
 
@@ -139,7 +119,6 @@ class Trainer:
         if self.settings.device == "auto":
             seen = "a CUDA GPU is there" if self.device.type == "cuda" else "no CUDA GPU is there"
             self.note(f"device=auto: {self.device.type}, {seen}")
-        self.share = self.parallel.share(self.settings.accumulation, self.settings.batch_size)
         self.saver = Saver(run.path, self.settings, self.note, self.parallel.saving)
         self.model = Transformer(recipe.model, seed=self.settings.seed)
         if start is not None:
@@ -151,22 +130,21 @@ class Trainer:
             self.note(describe(self.model, add_adapters(self.model, lora, self.settings.seed)))
         if self.settings.checkpoint_activations:
             recompute_blocks(self.model)
-        wrapped = self.parallel.wrap(self.model)
+        self.stepper = Stepper(self.model, task, self.settings, self.parallel, self.note)
         if self.settings.probes and self.parallel.shares_weights:
             self.note("no probes are kept: the ranks share the weights out")
         elif self.settings.probes and self.parallel.is_main:
             self.watchers = [*watchers, Probes(self.model, self.settings.probes, self.note)]
-        self.learner = Learner(self.model, self.settings)
-        self.compiled = self._compile()
-        self.forward: Callable[..., Tensor] = torch.compile(wrapped) if self.compiled else wrapped
-        self.wrapped = wrapped
-        self.ahead = Ahead(self._batches)
         self.step = 0
         self.saved_step: int | None = None  # of the checkpoint on disk that holds this very state
         self.tokens = 0
-        self.skipped = 0
         self.best: float | None = None  # lowest validation loss, and how many looks ago it was
         self.waited = 0
+
+    @property
+    def learner(self) -> Learner:
+        """What moves the weights."""
+        return self.stepper.learner
 
     def start(self, resume: bool) -> None:
         """Fix the number of steps; write the run's folder, or load its newest valid checkpoint."""
@@ -175,11 +153,12 @@ class Trainer:
             self._check_made_with(state["made_with"])
             self.step, self.tokens = int(state["step"]), int(state["tokens"])
             self.saved_step = self.step
-            self.skipped = int(state["skipped"])
+            self.stepper.skipped = int(state["skipped"])
             self.learner.restore(state)
             self.best, self.waited = state.get("best"), int(state.get("waited", 0))
         budget = self.run.budget() if resume else self.settings.budget()
-        self.steps = self._count_steps()
+        per_step = self.settings.accumulation * self.task.targets_per_batch
+        self.steps = count_steps(self.settings, per_step, self.stepper.measure, self.note)
         self.settings = replace(self.settings, steps=self.steps, tokens=None, minutes=None)
         self.recipe = replace(self.recipe, train=self.settings)
         if self.parallel.is_main and self.model.origin is not None and not resume:
@@ -196,8 +175,8 @@ class Trainer:
             watcher.on_start(self.run, self.step, self.steps)
         try:
             with stop_requests() as stop_requested:
-                if self.compiled and self.step < last:
-                    self._compile_now()
+                if self.step < last:
+                    self.stepper.compile(self.step)
                 while self.step < last and not self._asked(stop_requested) and not self._out_of_patience():
                     self._take_step()
                     if self.step % self.settings.save_every == 0 and self.step < last:
@@ -208,7 +187,7 @@ class Trainer:
             if self.step < last and not self._out_of_patience():
                 raise Interrupted(self.step)
         finally:
-            self.ahead.close()
+            self.stepper.close()
             self.saver.close()
             for watcher in self.watchers:
                 watcher.on_end()
@@ -224,7 +203,7 @@ class Trainer:
         """What a checkpoint tells beside tensors."""
         return {
             "tokens": self.tokens,
-            "skipped": self.skipped,
+            "skipped": self.stepper.skipped,
             "best": self.best,
             "waited": self.waited,
             **self.learner.state(),
@@ -244,7 +223,7 @@ class Trainer:
         settings, step = self.settings, self.step
         lr = learning_rate(settings, step, self.steps)
         self.learner.set_rate(lr)
-        result = self._learn(step)
+        result = self.stepper.take(step)
         self.step, self.tokens = step + 1, self.tokens + result.n_targets
         seconds = time.perf_counter() - started
         metrics = {
@@ -268,81 +247,6 @@ class Trainer:
         if settings.compare_every and self.step % settings.compare_every == 0:
             self.parallel.check_same(self.model, self.step)
         self.parallel.hurry()
-
-    def _batches(self, step: int) -> list[Batch]:
-        """What this rank learns from in a step: some of the micro-batches, or its rows of each."""
-        first, share = step * self.settings.accumulation, self.share
-        return [self.task.batch(first + i, share.part, share.parts) for i in share.micro_batches]
-
-    def _learn(self, step: int) -> StepResult:
-        """One optimizer step: forward and backward over the micro-batches, the finite check, the update."""
-        batches = self.ahead.get(step)
-        (n_targets,) = self.parallel.count(sum(self.task.n_targets(batch) for batch in batches))
-        total, loads = self._gradients(step, batches, max(n_targets, 1))
-        norm = self.parallel.clip(self.model, self.settings.clip or math.inf)
-        total = self.parallel.sum(total)
-        loss_value, norm_value = torch.stack([total, norm]).tolist()  # the step's one wait for the device
-        watched: dict[str, Tensor] = {}
-        if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
-            self._refuse(step, loss_value)
-        elif (spike := self.learner.spike(loss_value, norm_value)) is not None:
-            self._skip(f"step {step + 1}: {spike}; no update was made")
-        else:
-            watch = self.settings.norms_every and (step + 1) % self.settings.norms_every == 0
-            watched = self.learner.move(loss_value, norm_value, bool(watch))
-            self.skipped = 0
-            if loads:
-                correct_balance(self.model.stack, self.parallel.sum(torch.stack(loads).sum(0)))
-        self.learner.optimizer.zero_grad(set_to_none=True)
-        if watched:
-            batch = batches[0].to(self.device)
-            watched |= find_idle(self.model, lambda routing: self.task.loss(self.model, batch, routing))
-        return StepResult(loss_value, norm_value, n_targets, to_host(watched))
-
-    def _gradients(
-        self, step: int, batches: list[Batch], n_targets: int
-    ) -> tuple[Float[Tensor, ""], list[Tensor]]:
-        """Loss per target of all micro-batches, its gradient in every parameter, the load of each expert."""
-        experts = self.model.config.experts
-        self.model.train()
-        total = torch.zeros((), device=self.device)
-        loads: list[Tensor] = []
-        for batch in batches:
-            with self.parallel.accumulate(self.wrapped, last=batch is batches[-1]):
-                torch.manual_seed(dropout_seed(self.settings.seed, step, batch.first_sample))
-                routing = None if experts is None else Routing()
-                there = batch.to(self.device)
-                loss = self.task.loss(self._forward, there, routing) / n_targets
-                total += loss.detach()
-                if experts is not None and routing is not None:  # padding does not count
-                    share = self.task.n_targets(batch) / n_targets
-                    loss = loss + routing.loss(experts, there.mask) * share
-                    loads.append(routing.load(there.mask))
-                (loss * self.parallel.data_size).backward()  # ranks average their gradients
-        return total, loads
-
-    def _forward(self, *inputs: Tensor, **how: Any) -> Tensor:
-        """The model in the arithmetic of the recipe."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16"):
-            return self.forward(*inputs, **how)
-
-    def _refuse(self, step: int, loss: float) -> None:
-        """A loss or a gradient is not finite: no update; stop, or skip a bounded number of times in a row."""
-        bad = [name for name in self.parallel.gather(first_nonfinite_gradient(self.model)) if name]
-        culprit = "the loss" if not math.isfinite(loss) else bad[0]
-        message = f"step {step + 1}: {culprit} is not finite; no update was made"
-        if self.settings.on_nonfinite == "stop":
-            raise ValueError(f"{message}; lower train.lr or train.clip, or set train.on_nonfinite=skip")
-        self._skip(message)
-
-    def _skip(self, message: str) -> None:
-        """Leave a step out, but not too many in a row."""
-        self.skipped += 1
-        if self.skipped > self.settings.max_skips:
-            raise ValueError(
-                f"{message}; that was {self.skipped} times in a row (max_skips={self.settings.max_skips})"
-            )
-        self.note(message)
 
     def _look(self, step: int) -> None:
         """What the model is worth on validation examples: a part of them on the way, all at the end."""
@@ -372,47 +276,6 @@ class Trainer:
             for watcher in self.watchers:
                 watcher.on_sample(step, text)
 
-    def _count_steps(self) -> int:
-        """The budget as a number of steps."""
-        settings = self.settings
-        if settings.steps is not None:
-            return settings.steps
-        per_step = settings.accumulation * self.task.targets_per_batch
-        if settings.tokens is not None:
-            return math.ceil(settings.tokens / per_step)
-        assert settings.minutes is not None, "Recipe.check() demands one budget"
-        seconds = self._measure()
-        steps = max(1, int(settings.minutes * 60 / seconds))
-        self.note(f"{settings.minutes:g} minutes at {seconds:.3f} s per step: {steps} steps")
-        return steps
-
-    def _measure(self, n_steps: int = 12, unmeasured: int = 4) -> float:
-        """Median seconds of a step. The steps are real but for a learning rate of 0, which moves nothing."""
-        self.learner.set_rate(0.0)
-        times, corrections = [], {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        for step in range(n_steps):
-            started = time.perf_counter()
-            self._learn(step)
-            times.append(time.perf_counter() - started)
-        self.model.load_state_dict(corrections, strict=False)
-        self.learner, self.skipped = Learner(self.model, self.settings), 0
-        return self.parallel.gather(sorted(times[unmeasured:])[(n_steps - unmeasured) // 2])[0]
-
-    def _compile(self) -> bool:
-        choice = self.settings.compile
-        if choice == "auto":
-            chosen = self.device.type == "cuda"
-            self.note(f"compile=auto: {'compiled, on a GPU' if chosen else 'not compiled, on a CPU'}")
-            return chosen
-        return choice == "on"
-
-    def _compile_now(self) -> None:
-        """Compile with the next step's first batch, so that no step's time contains it."""
-        started = time.perf_counter()
-        self._gradients(self.step, self.ahead.get(self.step)[:1], 1)
-        self.learner.optimizer.zero_grad(set_to_none=True)
-        self.note(f"compiled in {time.perf_counter() - started:.1f} s")
-
     def _made_with(self) -> dict[str, str]:
         """What a checkpoint must share with the run that resumes it."""
         config = hashlib.sha256(repr(self.model.config).encode()).hexdigest()
@@ -430,22 +293,6 @@ class Trainer:
                 f"the checkpoints in {self.run.path} were made with another {' and another '.join(other)}; "
                 "resume with what they were made with, or start a new run"
             )
-
-
-def dropout_seed(seed: int, step: int, first_sample: int) -> int:
-    """Where dropout's random numbers of a micro-batch start: a function of (seed, step, first sample)
-    alone.
-    """
-    digest = hashlib.sha256(f"{seed} {step} {first_sample}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1  # a non-negative 64-bit integer
-
-
-def first_nonfinite_gradient(model: nn.Module) -> str:
-    """The name of the first parameter whose gradient has an infinite or NaN value."""
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-            return f"the gradient of {name}"
-    return "the gradient's norm"
 
 
 def _announcer(watchers: Sequence[Watcher]) -> Callable[[str], None]:
