@@ -17,6 +17,7 @@ import pytest
 import clearhead
 from clearhead import cli
 from clearhead.cli import VERBS, TrainCommand, main
+from clearhead.cli_runs import Launch
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.training.checkpoint import checkpoints
@@ -234,6 +235,8 @@ def flags_of(verb: str) -> list[str]:
     """The flags that a verb must explain."""
     if verb == "sweep":
         return ["out"]
+    if verb == "launch":
+        return [field.name for field in fields(Launch)]
     if verb != "train":
         parameters = inspect.signature(VERBS[verb]).parameters
         return [name for name, given in parameters.items() if "Positional" not in repr(given.annotation)]

@@ -376,7 +376,7 @@ MISTAKES = {
         before=copy("other/tokenizer.json", "run/tokenizer.json"),
     ),
     "tokenizer of another size": row(
-        "generate run The", "5 tokens", "280", before=copy("letters/tokenizer.json", "run/tokenizer.json")
+        "generate run The", "trained with", before=copy("letters/tokenizer.json", "run/tokenizer.json")
     ),
     # speaking
     "prompt too long": row(f"generate run '{'word ' * 40}'", "prompt", "max_len", "shorten"),

@@ -34,32 +34,37 @@ def open_model(
     dtype: "torch.dtype | None" = None,
 ) -> "tuple[Transformer, AnyTokenizer | None]":
     """The model and the tokenizer at a place; a place that is nothing is a FileNotFoundError."""
+    is_run = check_place(place, download)
     from clearhead.published.models import load
     from clearhead.training.machine import find_device
-    from clearhead.training.run_folder import RunFolder, load_run
+    from clearhead.training.run_folder import load_run
 
+    if is_run:
+        model, tokenizer = load_run(place, find_device(device))
+        return (model if dtype is None else model.to(dtype)), tokenizer
+    return load(place, dtype=dtype, device=find_device(device), download=download)
+
+
+def check_place(place: str | Path, download: bool = False) -> bool:
+    """Whether a place looks like a run, else like a published model; raise an error if like neither."""
     if not str(place).strip():
         raise ValueError(
             "the place of a model is empty; give a folder, a GGUF file, or a name with --download"
         )
-    path, published = Path(place), False
-    if path.is_dir():
-        published = (path / "config.json").is_file() or bool(list(path.glob("*.gguf")))
-        run = RunFolder(path)
-        if not published and not run.model_file.exists() and not run.checkpoints.exists():
-            raise FileNotFoundError(
-                f"{place} holds neither a run (model.json, tokenizer.json, checkpoints) nor a published "
-                "model (config.json, or one .gguf file)"
-            )
-    if path.is_dir() and not published:
-        model, tokenizer = load_run(path, find_device(device))
-        return (model if dtype is None else model.to(dtype)), tokenizer
+    path = Path(place)
     if not path.exists() and not download:
         raise FileNotFoundError(
             f"there is no {place}; give the folder of a run or of a published model, a GGUF file, or with "
             "--download a name on the Hugging Face Hub"
         )
-    return load(place, dtype=dtype, device=find_device(device), download=download)
+    if not path.is_dir() or (path / "config.json").is_file() or list(path.glob("*.gguf")):
+        return False
+    if not (path / "model.json").exists() and not (path / "checkpoints").exists():
+        raise FileNotFoundError(
+            f"{place} holds neither a run (model.json, tokenizer.json, checkpoints) nor a published "
+            "model (config.json, or one .gguf file)"
+        )
+    return True
 
 
 def open_run(place: str | Path, device: str) -> "RunView | None":
@@ -103,7 +108,7 @@ def selfcheck(
     elif family:
         raise ValueError(f"--family {family[0]} is for tiny models; {place} is one model")
     else:
-        found = check_place(place, device)
+        found = check_model_at(place, device)
     rows: list[Row] = []
     for _, group in itertools.groupby(found, lambda row: row.family):
         line = list(group)
@@ -123,7 +128,7 @@ def selfcheck(
         raise SystemExit(1)
 
 
-def check_place(place: str, device: str) -> "Iterator[Row]":
+def check_model_at(place: str, device: str) -> "Iterator[Row]":
     """The table of one model."""
     import torch
 
@@ -301,7 +306,7 @@ def lines_of(file: Path) -> list[str]:
             f"{file} is not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
         ) from None
     if not lines:
-        raise ValueError(f"{file} has no lines to search")
+        raise ValueError(f"{file} has no lines of text")
     return lines
 
 

@@ -48,11 +48,19 @@ def open_reader(verb: str, place: str, device: str, download: bool) -> "Reader":
 
 def given_texts(texts: Sequence[str], file: Path | None) -> list[str]:
     """The texts of a command line, of a file, or of standard input: one of them."""
-    if file is None:
-        return read_texts(texts or ("-",))
-    if texts:
-        raise ValueError(f"--file {file} and {len(texts)} texts were both given; give one of them")
-    return lines_of(file)
+    if file is not None:
+        if texts:
+            raise ValueError(f"--file {file} and {len(texts)} texts were both given; give one of them")
+        return lines_of(file)
+    return filled(read_texts(texts or ("-",)))
+
+
+def filled(texts: list[str]) -> list[str]:
+    """The texts; an empty one, as of a variable that is not set, is a ValueError."""
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            raise ValueError(f"text {number} is empty")
+    return texts
 
 
 def classify(
@@ -185,7 +193,7 @@ def answer(
     text = context if context_file is None else context_file.read_text(encoding="utf-8")
     if not text or not text.strip():
         raise ValueError("the context is empty; give the text that holds the answer")
-    given = read_texts(questions or ("-",))
+    given = filled(read_texts(questions or ("-",)))
     reader = open_reader("answer", place, device, download)
     said = predict.answer(reader, [Question(text, question) for question in given], may_be_none=or_none)
     if as_json:

@@ -259,9 +259,9 @@ class TrainConfig:
 class Recipe:
     """One reproducible run."""
 
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
+    data: DataConfig = field(default_factory=DataConfig)  # which text, and how it becomes token ids
+    model: ModelConfig = field(default_factory=ModelConfig)  # which Transformer
+    train: TrainConfig = field(default_factory=TrainConfig)  # how it learns; one of steps, tokens, minutes
 
     def check(self) -> None:
         """Raise ValueError for parts that do not fit each other."""
