@@ -21,7 +21,7 @@ FILES = {
     "published": """course mapping quirks families families_experts families_encoders storage weights layout
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
-    "training": """scores objectives masking schedules optim muon average spikes activations memory
+    "training": """scores objectives masking schedules sharded optim muon average spikes activations memory
         demands recipe norms learner durable tensor_files lora checkpoint saver run_folder data verify
         evaluate example_data example_tasks tasks start predict report probe machine tensor_parallel parallel
         ahead budget step dry_run loop sweep harness demo""",

@@ -30,12 +30,12 @@ from torch.optim import Optimizer
 from clearhead.training.durable import ALONE, ASIDE, MANIFEST, Ranks, damage, remove_folder, write_folder
 from clearhead.training.durable import lock_run as lock_run  # the loop takes all it needs from here
 from clearhead.training.lora import MergedPart, has_adapters
+from clearhead.training.sharded import is_shared_out
 from clearhead.training.tensor_files import (
     MeanPart,
     copy_tensors,
     form_of,
     has_part,
-    is_shared_out,
     open_part,
     write_shards,
     write_whole,

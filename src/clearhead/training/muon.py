@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from clearhead.training.optim import AdamW, parameter_groups
+from clearhead.training.sharded import cut_like, whole
 
 Scale = Literal["shape", "rms"]
 Polynomials = tuple[tuple[float, float, float], ...]
@@ -130,7 +131,7 @@ class Muon(AdamW):
                 state["momentum"] = torch.zeros_like(p)
             mean = state["momentum"]
             mean.lerp_(p.grad, 1 - group["momentum"])
-            ahead = whole(p.grad.lerp(mean, group["momentum"]))
+            ahead = whole(p.grad.lerp(mean, group["momentum"]))  # its directions are no part's own
             alike.setdefault((p.shape[-2], p.shape[-1]), []).append((p, ahead))
         for (rows, columns), pairs in alike.items():
             self._move_alike(group, rows, columns, pairs)
@@ -147,22 +148,6 @@ class Muon(AdamW):
         for (p, _), direction in zip(pairs, directions.split(counts), strict=True):
             p.mul_(1 - lr * group["weight_decay"])
             p.add_(cut_like(direction.reshape(p.shape).to(p.dtype), p), alpha=-step)
-
-
-def whole(matrix: Tensor) -> Tensor:
-    """The whole of a matrix of which ranks hold parts: its directions are no part's own."""
-    gather = getattr(matrix, "full_tensor", None)
-    return matrix if gather is None else gather()
-
-
-def cut_like(matrix: Tensor, like: Tensor) -> Tensor:
-    """The part of a whole matrix that this rank holds of `like`."""
-    if not hasattr(like, "device_mesh"):
-        return matrix
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    assert isinstance(like, DTensor)
-    return distribute_tensor(matrix, like.device_mesh, like.placements, src_data_rank=None)
 
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from clearhead.model.experts import Router, Routing
 from clearhead.model.layers import FeedForward
 from clearhead.model.transformer import Transformer
+from clearhead.training.sharded import whole
 
 IDLE = 1e-3  # of the layer's root mean square
 
@@ -67,8 +68,7 @@ def part_of(name: str) -> str:
 def norm_of(tensors: list[Tensor]) -> Float[Tensor, ""]:
     """The L2 norm of all of them together, in float32, also where ranks hold parts of each."""
     norms = [torch.linalg.vector_norm(t, dtype=torch.float32) for t in tensors]
-    whole = [getattr(n, "full_tensor", lambda n=n: n)() for n in norms]  # a tensor shared out over ranks
-    return torch.linalg.vector_norm(torch.stack(whole)) if whole else torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack([whole(n) for n in norms])) if norms else torch.zeros(())
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def find_idle(model: Transformer, run: Callable[[Routing | None], Any]) -> dict[
 
     def watch(part: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            hidden = inputs[0].detach().float().flatten(0, -2)
+            hidden = whole(inputs[0].detach()).float().flatten(0, -2)
             most = hidden.abs().amax(0)
             found[f"idle_units/{part}"] = (most <= IDLE * hidden.square().mean().sqrt()).float().mean()
 

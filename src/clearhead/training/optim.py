@@ -220,8 +220,14 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Float[Tenso
     wide = torch.float64 if any(g.dtype == torch.float64 for g in grads) else torch.float32
     norms = [torch.linalg.vector_norm(g, dtype=wide).to(grads[0].device) for g in grads]
     norm = torch.linalg.vector_norm(torch.stack(norms))
+    scale_gradients(grads, norm, max_norm)
+    return norm
+
+
+@torch.no_grad()
+def scale_gradients(grads: Iterable[Tensor], norm: Float[Tensor, ""], max_norm: float) -> None:
+    """Multiply gradients by min(1, max_norm / (norm + 1e-6)); a norm that is not finite leaves them."""
     if max_norm < math.inf:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0).where(norm.isfinite(), 1.0)
         for g in grads:
             g.mul_(factor.to(g.device))
-    return norm

@@ -13,7 +13,6 @@ the gradient is then the sum over all ranks of (loss / targets of the whole step
 Processes come from torchrun (`clearhead launch`) or from Slurm's srun, and find each other by its variables.
 """
 
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +30,10 @@ from torch import Tensor, nn
 from clearhead.model.transformer import Block
 from clearhead.training.durable import ALONE, Ranks
 from clearhead.training.machine import find_device
-from clearhead.training.optim import clip_gradients
+from clearhead.training.optim import clip_gradients, scale_gradients
 from clearhead.training.recipe import TrainConfig
 from clearhead.training.run_folder import RunFolder
+from clearhead.training.sharded import cut_along, local, whole_sums
 
 T = TypeVar("T")
 FIRST_STEP = timedelta(minutes=30)  # compiling, loading, the first meeting of all ranks
@@ -270,10 +270,7 @@ class Distributed:
                 torch.distributed.all_reduce(square, group=self.mesh.get_group(name))
                 parts[i] = square.sqrt()
         norm = parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
-        if max_norm < math.inf:
-            factor = (max_norm / (norm + 1e-6)).clamp(max=1.0).where(norm.isfinite(), 1.0)
-            for g in grads:
-                g.mul_(factor)
+        scale_gradients(grads, norm, max_norm)
         return norm
 
     def hurry(self) -> None:
@@ -315,33 +312,6 @@ class Distributed:
         with suppress(RuntimeError):  # a rank that leaves first can make another one's last words fail
             dist.monitored_barrier(self.talk.group, timeout=timedelta(seconds=5))
         dist.destroy_process_group()
-
-
-def local(value: Tensor) -> Tensor:
-    """The part of a shared-out tensor that this rank holds."""
-    from torch.distributed.tensor import DTensor
-
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
-def cut_along(value: Tensor) -> tuple[str, ...]:
-    """The dimensions of the mesh along which ranks hold different parts of a tensor."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(value, DTensor):
-        return ()
-    mesh = value.device_mesh
-    pairs = zip(mesh.mesh_dim_names or (), value.placements, mesh.shape, strict=True)
-    return tuple(name for name, how, n in pairs if n > 1 and not how.is_replicate() and not how.is_partial())
-
-
-def whole_sums(value: Tensor) -> Tensor:
-    """The tensor; of one that ranks hold as parts of a sum, the sum."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    if isinstance(value, DTensor) and any(place.is_partial() for place in value.placements):
-        return value.redistribute(placements=[Replicate() if p.is_partial() else p for p in value.placements])
-    return value
 
 
 def bits(value: Tensor) -> Tensor:

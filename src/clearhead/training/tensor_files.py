@@ -20,6 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from clearhead.training.sharded import cut_like, is_shared_out
+
 PARTS = ("model", "optimizer")
 
 
@@ -36,11 +38,6 @@ class Form(NamedTuple):
 def form_of(tensor: Tensor) -> Form:
     """Shape and type of a tensor; of one that ranks share, of the whole."""
     return Form(tuple(tensor.shape), tensor.dtype)
-
-
-def is_shared_out(value: Any) -> bool:
-    """Whether ranks hold a tensor together, each a part of it."""
-    return hasattr(value, "device_mesh")
 
 
 def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -98,7 +95,7 @@ class WholeFiles:
     def read(self, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """Each tensor of these names; of one that is shared out in `like`, this rank's part."""
         with safe_open(self.path, framework="pt") as file:
-            return {name: share_like(file.get_tensor(name), wanted) for name, wanted in like.items()}
+            return {name: cut_like(file.get_tensor(name), wanted) for name, wanted in like.items()}
 
 
 class Shards:
@@ -157,14 +154,3 @@ def open_part(folder: Path, part: str) -> WholeFiles | Shards:
     """The model's or the optimizer's tensors of a checkpoint, however they were written."""
     has_shards = any(re.fullmatch(r"shard-.*\.safetensors", file.name) for file in folder.iterdir())
     return Shards(folder, part) if has_shards else WholeFiles(folder, part)
-
-
-def share_like(whole: Tensor, like: Tensor | None) -> Tensor:
-    """The tensor, cut as `like` is and on its device; itself where that is not shared out."""
-    if like is None or not is_shared_out(like):
-        return whole
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    assert isinstance(like, DTensor)
-    whole = whole.to(like.to_local().device)
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
