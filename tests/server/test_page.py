@@ -222,6 +222,33 @@ def test_a_text_is_the_number_and_not_its_picture(served: Served, open_page: Ope
         page.keyboard.press("ArrowRight")
 
 
+def test_a_long_text_is_a_window_that_moves(serve: Serve, tokenizer: Tokenizer, open_page: Open) -> None:
+    """Invariant 25, invariant 27: of 287 rows 256 stand in the picture, framed in a small one of all; keys
+    and a click in the small one lead to any other row, whose numbers are the recorded ones.
+    """
+    long = serve(tiny_decoder(tokenizer.vocab_size, max_len=400), tokenizer, " ".join([TEXT] * 24)[:1100])
+    page = open_page(long, "#layer=1&head=2")
+    page.wait_for_selector("#row-table")
+    n = page.evaluate("import('/page/store.js').then(({ app }) => app.trace.pieces.length)")
+    assert n > 270 and page.get_attribute("#step-grid", "aria-rowcount") == str(n)
+    assert f"of {n}" in page.inner_text("#step-rows")
+    assert page.get_attribute("#step-grid", "data-row") == str(n - 1)
+    page.focus("#step-grid")
+    page.keyboard.press("PageUp")
+    until(page, "() => document.getElementById('step-grid').dataset.row === '0'")
+    page.keyboard.press("Home")
+    until(page, "() => document.getElementById('step-grid-cell').textContent.endsWith('100.0%')")
+    box = page.locator("#step-grid canvas").bounding_box()
+    page.mouse.click(box["x"] + 12, box["y"] + box["height"] - 36)
+    until(page, "() => Number(document.getElementById('step-grid').dataset.row) > 200")
+    row, column = (int(page.get_attribute("#step-grid", f"data-{axis}")) for axis in ("row", "column"))
+    until(page, "row => document.getElementById('cell-name')?.textContent.includes(`, ${row}, `)", row)
+    page.wait_for_selector("#again")
+    name = "decoder.blocks.1.attn.weights"
+    recorded = long.value(trace_id(page), name, at=f"0,2,{row},{column}")
+    assert torch.tensor(number_shown(page)) == recorded
+
+
 def test_ids_and_bytes_are_those_of_the_text(served: Served, open_page: Open) -> None:
     """Invariant 2: the ids on the map are what the model was given, and their bytes are the text's."""
     page = open_page(served)

@@ -11,7 +11,8 @@ import { CanvasPaint, SvgPaint, pixels } from "./paint.js";
 import { app, go, keysOf, layerIndex, manifest, openHead, piecesOf, position, redraw, rowIndex, rowsOf, show, stack, valueNamed } from "./store.js";
 import { t } from "./text.js";
 
-const WINDOW = 256; // rows of a picture at most; more are said to be left out
+const WINDOW = 256; // rows of a picture at most; where they stand in the whole, a small map shows
+const WHOLE = 96; // pixels on a side of that map
 let grid = null;
 let shown = null; // what the picture shows now
 let at = [0, 0]; // the live cell of a value's matrix
@@ -21,11 +22,11 @@ export function stepViews() {
   const host = document.getElementById("step-grid");
   grid = makeGrid(host, {
     label: () => (shown ? t("steps.grid", { name: shown.title, rows: shown.rows, columns: shown.columns }) : t("steps.title")),
-    size: () => [Math.max(1, shown?.rows ?? 1), Math.max(1, shown?.columns ?? 1)],
-    at: () => (shown ? shown.at() : [0, 0]),
-    describe: (i, j) => shown?.describe(i, j) ?? "",
-    move: (i, j) => ready()?.move(i, j),
-    open: (i, j) => ready()?.open(i, j),
+    size: () => [Math.max(1, shown?.total ?? shown?.rows ?? 1), Math.max(1, shown?.columns ?? 1)],
+    at: () => (shown ? outside(shown.at()) : [0, 0]),
+    describe: (i, j) => shown?.describe(i - (shown.from ?? 0), j) ?? "",
+    move: (i, j) => ready()?.move(i - (shown.from ?? 0), j),
+    open: (i, j) => ready()?.open(i - (shown.from ?? 0), j),
     key: (event) => {
       if (event.key !== " " || !ready()?.next) return false;
       ready().next();
@@ -35,10 +36,13 @@ export function stepViews() {
     hover: (text) => {
       document.getElementById("step-note").textContent = text;
     },
-    hit: (x, y) => ready()?.hit(x, y) ?? null,
+    hit: (x, y) => outside(ready()?.hit(x, y)) ?? null,
     draw: (canvas, width) => shown?.draw(canvas, width),
   });
 }
+
+/** The same cell, its row counted from the first of all and not of those on screen. @returns {any} */
+const outside = (place) => place && [place[0] + (shown.from ?? 0), place[1]];
 
 /** What is shown, unless another picture is on its way: a key then belongs to neither. */
 const ready = () => (loading === "" ? shown : null);
@@ -87,11 +91,11 @@ let resting = 0;
 const typed = () => document.activeElement?.matches("#text, #source") && shown !== null;
 
 function fetchPicture({ key, slices, make }) {
-  Promise.all(slices.map(({ name, spec }) => api.slice(app.trace.id, name, spec))).then(
+  Promise.all(slices.map(({ name, spec, options }) => api.slice(app.trace.id, name, spec, options))).then(
     (tensors) => {
       if (loading !== key) return;
       loading = "";
-      shown = { key, ...make(tensors) };
+      shown = { key, ...make(Object.fromEntries(slices.map(({ as }, i) => [as, tensors[i]]))) };
       document.getElementById("steps").classList.remove("old");
       present();
     },
@@ -188,9 +192,8 @@ function headPicker({ attn, head }) {
 /** Which rows of a long sequence are fetched. */
 function rowsAround(length, middle) {
   if (length <= WINDOW) return [0, length];
-  const from = Math.max(0, Math.min(length - WINDOW, middle - WINDOW / 2));
-  const start = Math.floor(from / 64) * 64;
-  return [start, Math.min(length, start + WINDOW)];
+  const start = Math.min(length - WINDOW, Math.max(0, 64 * Math.round((middle - WINDOW / 2) / 64)));
+  return [start, start + WINDOW];
 }
 
 function wantHead({ attn, head }) {
@@ -200,16 +203,19 @@ function wantHead({ attn, head }) {
   const shared = Math.floor((head * attn.n_kv_heads) / attn.n_heads);
   const names = ["scores", "weights"].map((name) => `${attn.path}.${name}`);
   if (!names.every(valueNamed)) return null;
+  const level = Math.ceil(Math.log2(Math.max(queries, keysOf(attn).length) / WHOLE));
   const slices = [
-    ...names.map((name) => ({ name, spec: `0,${head},${from}:${to},:` })),
-    { name: `${attn.path}.queries`, spec: `0,${head},${from}:${to},:` },
-    { name: `${attn.path}.keys`, spec: `0,${shared},:,:` },
+    { as: "scores", name: names[0], spec: `0,${head},${from}:${to},:` },
+    { as: "weights", name: names[1], spec: `0,${head},${from}:${to},:` },
+    { as: "queries", name: `${attn.path}.queries`, spec: `0,${head},${from}:${to},:` },
+    { as: "keys", name: `${attn.path}.keys`, spec: `0,${shared},:,:` },
+    ...(queries > WINDOW ? [{ as: "whole", name: names[1], spec: `0,${head},:,:`, options: { level } }] : []),
   ].filter(({ name }) => valueNamed(name));
-  return { key: `${trace.id}|${attn.path}|${head}|${from}`, slices, make: (tensors) => headPicture(attn, head, from, tensors) };
+  return { key: `${trace.id}|${attn.path}|${head}|${from}`, slices, make: (tensors) => headPicture(attn, head, from, 2 ** level, tensors) };
 }
 
 /** The pictures of one head: scores, what may be seen, weights; and query times key below. */
-function headPicture(attn, head, from, [scores, weights, queries, keys]) {
+function headPicture(attn, head, from, per, { scores, weights, queries, keys, whole }) {
   const rows = scores.shape.at(-2);
   const columns = scores.shape.at(-1);
   const value = (tensor, i, j) => tensor.data[i * columns + j];
@@ -230,12 +236,15 @@ function headPicture(attn, head, from, [scores, weights, queries, keys]) {
     title: `${attn.path} ${t("head")} ${head}`,
     rows,
     columns,
+    from,
+    total: texts.query.length,
     at: here,
     tensors: { scores, weights },
     describe(i, j) {
       const name = t(`part.${part}`);
       const where = t("steps.cell", { name, query: word(texts.query, i + from), key: word(texts.key, j) });
       if (masked(i, j)) return `${where}: ${t(`mask.${reason(i, j)}`)}`;
+      if (i < 0 || i >= rows) return where; // its numbers are fetched when it is chosen
       return `${where}: ${part === "scores" ? brief(value(scores, i, j)) : percent(value(weights, i, j))}`;
     },
     move(i, j) {
@@ -258,7 +267,9 @@ function headPicture(attn, head, from, [scores, weights, queries, keys]) {
         if (picture.part !== "mask") part = picture.part;
         return [i, j];
       }
-      return null;
+      if (!whole || !g) return null;
+      const [i, j] = [Math.floor((y - g.whole) * per) - from, Math.floor((x - g.label) * per)];
+      return i + from >= 0 && j >= 0 && i + from < texts.query.length && j < columns ? [i, j] : null;
     },
     draw(canvas, width) {
       g = layout(width);
@@ -289,7 +300,9 @@ function headPicture(attn, head, from, [scores, weights, queries, keys]) {
     const parts = count === 3 ? ["scores", "mask", "weights"] : count === 2 ? ["scores", "weights"] : [part];
     const y = 24;
     const pictures = parts.map((name, k) => ({ part: name, x: label + k * (side * columns + gap), y }));
-    return { side, pictures, label, gap, height: y + side * rows + 26 + (queries && keys ? 96 : 0), strip: y + side * rows + 30, width };
+    const strip = y + side * rows + 30;
+    const below = strip - 4 + (queries && keys ? 96 : 0);
+    return { side, pictures, label, gap, height: below + (whole ? WHOLE + 30 : 0), strip, whole: below + 22, width };
   }
 
   function colorOf(name, i, j) {
@@ -324,6 +337,18 @@ function headPicture(attn, head, from, [scores, weights, queries, keys]) {
       }
     }
     if (queries && keys) paintProduct(paint, layout, row, column);
+    if (whole) paintWhole(paint, layout);
+  }
+
+  /** All rows, small, and which of them stand above. */
+  function paintWhole(paint, layout) {
+    const { theme } = app;
+    const [high, wide] = whole.shape;
+    paint.text(t("steps.whole", { n: per, from, to: from + rows - 1, all: texts.query.length }), layout.label, layout.whole - 8, { size: 11.5, fill: theme.soft, anchor: "left" });
+    const most = whole.data.reduce((a, b) => Math.max(a, b), 1e-9);
+    paintMatrix(paint, { x: layout.label, y: layout.whole, part: "whole" }, 1, high, wide, (i, j) => sequential(theme, whole.data[i * wide + j] / most), null, images);
+    paint.rect(layout.label - 0.5, layout.whole - 0.5, wide + 1, high + 1, { stroke: theme.line });
+    paint.rect(layout.label - 2, layout.whole + from / per, wide + 4, rows / per, { stroke: theme.accent, strokeWidth: 2 });
   }
 
   /** q, k and q times k, feature by feature, of the selected pair. */
@@ -487,7 +512,7 @@ function wantValue() {
   const length = dims >= 2 ? sizeOf(value.shape[dims - 2]) : 1;
   const [from, to] = rowsAround(length, position());
   const spec = [...lead, ...(dims >= 2 ? [`${from}:${to}`] : []), ...(dims >= 1 ? [":"] : [])].join(",");
-  return { key: `${trace.id}|${name}|${spec}`, slices: [{ name, spec }], make: ([tensor]) => valuePicture(value, lead, from, tensor) };
+  return { key: `${trace.id}|${name}|${spec}`, slices: [{ as: "value", name, spec }], make: (tensors) => valuePicture(value, lead, from, length, tensors.value) };
 }
 
 /** The value whose matrix is shown. */
@@ -499,7 +524,7 @@ const sizeOf = (size) => {
   return size === "S" && app.state.kind === "cross" ? app.trace.source.length : pieces;
 };
 
-function valuePicture(value, lead, from, tensor) {
+function valuePicture(value, lead, from, total, tensor) {
   const columns = tensor.shape.at(-1) ?? 1;
   const rows = tensor.data.length / columns;
   const limit = largestOf(tensor.data, () => true);
@@ -512,6 +537,8 @@ function valuePicture(value, lead, from, tensor) {
     title: value.name,
     rows,
     columns,
+    from,
+    total,
     tensors: { [value.name]: tensor },
     at: () => {
       const { cell } = app.state;
@@ -519,11 +546,15 @@ function valuePicture(value, lead, from, tensor) {
       else if (down === "T") at = [position() - from, at[1]];
       return [Math.max(0, Math.min(rows - 1, at[0])), Math.max(0, Math.min(columns - 1, at[1]))];
     },
-    describe: (i, j) => `${value.name} [${indexOf(i, j).join(", ")}], ${rowWord(i)}: ${exact(tensor.data[i * columns + j])}`,
+    describe(i, j) {
+      const where = `${value.name} [${indexOf(i, j).join(", ")}], ${rowWord(i)}`;
+      return i < 0 || i >= rows ? where : `${where}: ${exact(tensor.data[i * columns + j])}`;
+    },
     move(i, j) {
       at = [i, j];
       const patch = { cell: { name: value.name, index: indexOf(i, j) }, trail: [] };
-      if (down === "T" && i + from < pieces.length) patch.position = i + from === pieces.length - 1 ? null : i + from;
+      const ofText = down === "T" || (down === "S" && app.state.kind === "self");
+      if (ofText && i + from < pieces.length) patch.position = i + from === pieces.length - 1 ? null : i + from;
       go(patch, true);
     },
     open(i, j) {
@@ -745,6 +776,6 @@ export function sliceTable() {
     { id: "slice" },
     h("caption", null, `${shown.title} · ${name}`),
     h("thead", null, h("tr", null, h("td"), columns.map((j) => h("th", { scope: "col" }, String(j))))),
-    h("tbody", null, rows.map((i) => h("tr", null, h("th", { scope: "row" }, String(i)), columns.map((j) => h("td", null, exact(tensor.data[i * shown.columns + j])))))),
+    h("tbody", null, rows.map((i) => h("tr", null, h("th", { scope: "row" }, String(i + (shown.from ?? 0))), columns.map((j) => h("td", null, exact(tensor.data[i * shown.columns + j])))))),
   );
 }
