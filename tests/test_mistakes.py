@@ -202,7 +202,7 @@ MISTAKES = {
     "broken TOML": row("train mine.toml", "mine.toml", "line 3", files=toml("[train\n")),
     "recipe that is no UTF-8": row("train mine.toml", "mine.toml", "utf-8", files={"mine.toml": b"# \xff\n"}),
     "wrong type": row(
-        "train mine.toml", "mine.toml", "lr='fast'", "float", files=toml('[train]\nlr = "fast"')
+        "train mine.toml", "mine.toml", "lr='fast'", "a number", files=toml('[train]\nlr = "fast"')
     ),
     "wrong type of the source": row("train mine.toml", "source=3", files={"mine.toml": "[data]\nsource = 3"}),
     "unknown setting": row(

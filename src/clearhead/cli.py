@@ -301,8 +301,11 @@ def generate(
         download: fetch the model by its name.
     """
     from clearhead.generation.decode import stream
+    from clearhead.generation.special_ids import published_ids
 
     model, tokenizer = open_speaker(run, device, download)
+    if model.config.shape == "encoder-decoder" and published_ids(model).start is None:
+        raise ValueError(f"{run} learned to answer a whole text with another; use clearhead translate")
     text = text_or_stdin(prompt)
     if max_new_tokens is None:
         before = len(tokenizer.encode_sentence(text)) if model.config.shape == "decoder" else 1
@@ -336,7 +339,7 @@ def evaluate(
     device: str = "auto",
     as_json: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Loss, perplexity and bits per byte of a trained model.
+    """What a trained model is worth on text it has not seen: loss, bits per byte, accuracy, BLEU, ...
 
     Args:
         run: the folder of a run.
@@ -351,9 +354,19 @@ def evaluate(
     from clearhead.training.evaluate import evaluate as measure
     from clearhead.training.machine import find_device
     from clearhead.training.run_folder import RunFolder, load_run
+    from clearhead.training.tasks import make_task
 
     model, tokenizer = load_run(run, find_device(device))
     recipe = RunFolder(run).recipe()
+    if recipe.train.objective != "next_token" or recipe.data.form != "text":
+        for flag, value in (("data", data), ("stride", stride), ("split", split.replace("validation", ""))):
+            if value:
+                raise ValueError(f"--{flag} {value} is for models of running text, and {run} is none")
+        task, _ = make_task(recipe, RunFolder(run), note=lambda text: None)
+        measures = task.evaluate(model, whole=True)
+        lines = [f"{name.replace('_', ' '):<16}{value:.4f}" for name, value in measures.items()]
+        print(json.dumps(measures) if as_json else "\n".join(lines))
+        return
     folder = (data or data_folder(recipe.data, RunFolder(run))) / split
     shards = Shards(folder, tokenizer_fingerprint=tokenizer.fingerprint)
     context = recipe.train.context_length

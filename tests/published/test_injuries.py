@@ -143,7 +143,7 @@ def test_truncated_and_foreign_files(folder: Path) -> None:
         ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "needs low_freq_factor, high_freq_factor"),
         ({"num_key_value_heads": 3}, "n_heads=2 is not divisible by n_kv_heads=3"),
         ({"hidden_size": None}, "there is no hidden_size"),
-        ({"hidden_size": "8"}, "d_model='8' must be int"),
+        ({"hidden_size": "8"}, "d_model='8' must be a whole number, not a text"),
         ({"vocab_size": 10**30}, "no model has these sizes"),
         ({"quantization_config": {"quant_method": "fp8"}}, "the weights are quantised"),
     ],

@@ -84,9 +84,12 @@ def test_a_file_goes_before_a_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({"train": {"lr": "high"}}, r"\[train\] lr='high' must be float, not str"),
-        ({"train": {"steps": 1.5}}, r"\[train\] steps=1.5 must be int or none, not float"),
-        ({"train": {"steps": True}}, r"\[train\] steps=True must be int or none, not bool"),
+        ({"train": {"lr": "high"}}, r"\[train\] lr='high' must be a number, not a text"),
+        ({"train": {"steps": 1.5}}, r"\[train\] steps=1.5 must be a whole number or none, not a number"),
+        (
+            {"train": {"steps": True}},
+            r"\[train\] steps=True must be a whole number or none, not true or false",
+        ),
         ({"train": {"schedule": "cosin"}}, "choose one of cosine, linear, constant"),
         ({"model": {"n_head": 2}}, "unknown model setting 'n_head'; did you mean 'n_heads'?"),
         ({"data": {"splitter": "words"}}, r"\[data\] unknown splitter 'words'; known: gpt2"),

@@ -6,7 +6,7 @@ names a published model.
 """
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -524,8 +524,26 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
     allowed = options if get_origin(kind) in (UnionType, Union) else (kind,)
     if any(_is_a(value, option) for option in allowed):
         return
-    wanted = " or ".join("none" if o is type(None) else getattr(o, "__name__", str(o)) for o in allowed)
-    raise ValueError(f"{name}={value!r:.120} must be {wanted}, not {type(value).__name__}")
+    wanted = " or ".join(_in_words(option) for option in allowed)
+    shown = list(value) if isinstance(value, tuple) else value
+    raise ValueError(f"{name}={shown!r:.120} must be {wanted}, not {_in_words(type(value))}")
+
+
+def _in_words(kind: Any) -> str:
+    """A type in the words of who writes a file.
+
+    >>> _in_words(int), _in_words(tuple[str, ...])
+    ('a whole number', 'a list of texts')
+    """
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    if get_origin(kind) is tuple:
+        inside = _in_words(get_args(kind)[0])
+        return f"a list of {inside.removeprefix('a ')}{'s' if inside.startswith('a ') else ''}"
+    if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, dict)):
+        return "a table of settings"
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return (words | {type(None): "none", tuple: "a list", list: "a list"}).get(kind, str(kind))
 
 
 def _is_a(value: Any, kind: Any) -> bool:

@@ -275,7 +275,7 @@ def training_flops(recipe: Recipe) -> int:
 @torch.no_grad()
 def matmul_rate(config: ModelConfig, device: torch.device, rows: int) -> float:
     """FLOPs per second of (rows, d_model) times (d_model, d_ff), the best of a few tries."""
-    rows, depth, width = min(rows, 8192), min(config.d_model, 16_384), min(config.ff_width, 65_536)
+    rows, depth, width = min(rows, 8192), min(config.d_model, 8192), min(config.ff_width, 8192)
     a, b = torch.ones(rows, depth, device=device), torch.ones(depth, width, device=device)
     best = math.inf
     began = time.perf_counter()

@@ -72,8 +72,8 @@ def open_start(place: str) -> Start:
         )
     try:
         model, found = load(path, dtype=torch.float32)
-    except ValueError as error:
-        raise ValueError(f"start_from={place}, which is no run: {error}") from None
+    except (ValueError, FileNotFoundError) as error:
+        raise type(error)(f"start_from={place}, which is no run: {error}") from None
     if found is None:
         raise ValueError(f"start_from={place} holds no tokenizer, which turns text into the model's tokens")
     return Start(place, model, found)

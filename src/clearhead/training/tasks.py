@@ -240,7 +240,11 @@ def make_task(
     recipe = fit_vocabulary(recipe, examples.tokenizer)
     n_labels = 1 if objective == "regression" else len(examples.labels)
     recipe = replace(recipe, model=fit_head(recipe.model, objective, n_labels))
-    if examples.labels and not run.begun:
+    if examples.labels and not run.begun and run.labels() != examples.labels:
+        if run.exists():
+            raise ValueError(
+                f"{run.path} tells other labels apart than those that {recipe.data.source} now has"
+            )
         run.write_labels(examples.labels)
     return EXAMPLE_TASKS[objective](examples, recipe.train), recipe
 
