@@ -12,6 +12,7 @@ from clearhead.cli import main
 from clearhead.training import loop
 from clearhead.training import sweep as module
 from clearhead.training.checkpoint import checkpoints
+from clearhead.training.durable import lock_run
 from clearhead.training.report import JsonLines, Watcher
 from clearhead.training.run_folder import RunFolder
 from clearhead.training.sweep import Trial, check_trials, combinations, has_ended, name_of, ranked, table
@@ -116,6 +117,14 @@ def test_mistakes_come_before_any_work(corpus, tmp_path):
     module.sweep(trials, tmp_path, only_json, Log())
     with pytest.raises(ValueError, match=r"lr=1e-3: .*was started with another recipe \(train.warmup"):
         check_trials(trials_of(corpus, {"train.lr": ["1e-3"]}, warmup=0.5), tmp_path)
+
+
+def test_a_second_sweep_in_the_same_folder_is_refused(corpus, tmp_path):
+    """Both would prepare the same text and write the same table; nothing is begun."""
+    trials = trials_of(corpus, {"train.seed": ["1", "2"]})
+    with lock_run(tmp_path / "out"), pytest.raises(BlockingIOError, match="is in use by process"):
+        module.sweep(trials, tmp_path / "out", only_json, Log())
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
 
 
 def test_names_and_tables():

@@ -38,7 +38,7 @@ from clearhead.training.tensor_files import (
     has_part,
     open_part,
     write_shards,
-    write_whole,
+    write_tensors,
 )
 
 logger = logging.getLogger(__name__)
@@ -130,9 +130,9 @@ def write_content(final: Path, content: Content, ranks: Ranks = ALONE) -> None:
             write = partial(write_shards, content.tensors(), group=ranks.group)
             write_folder(final, files, ranks, write)
             return
-        whole: dict[str, Callable[[Path], object]] = {MODEL: partial(write_whole, content.weights)}
+        whole: dict[str, Callable[[Path], object]] = {MODEL: partial(write_tensors, content.weights)}
         if content.moments is not None:
-            whole[OPTIMIZER] = partial(write_whole, content.moments)
+            whole[OPTIMIZER] = partial(write_tensors, content.moments)
         write_folder(final, whole | files, ranks)
     except (OSError, SafetensorError) as error:
         size = sum(t.nbytes for t in content.tensors().values()) + len(content.state)

@@ -72,6 +72,15 @@ def no_shards(folder: Path) -> Iterable[str]:
     return ()
 
 
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a file so that a kill or a power cut at any moment leaves the old or the new content, no part."""
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8", newline="\n")
+    _sync(draft)  # the new name must not come to the disk before the content
+    draft.replace(path)
+
+
 def write_folder(
     final: Path,
     files: Mapping[str, Callable[[Path], object]],

@@ -7,7 +7,6 @@ A run saves its recipe with every choice filled in, so the run can be repeated f
 """
 
 import math
-import os
 import tomllib
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import tomli_w
 from clearhead.model.config import ModelConfig, check_field_names, check_field_types, freeze_lists
 from clearhead.text.pretokenize import check_splitter
 from clearhead.training.demands import Objective, check_demands
+from clearhead.training.durable import write_whole
 
 Schedule = Literal["cosine", "linear", "constant", "trapezoid", "inverse_sqrt"]
 Compile = Literal["auto", "on", "off"]
@@ -129,51 +129,27 @@ class TrainConfig:
     def __post_init__(self) -> None:
         freeze_lists(self)
         check_field_types(self)
-        for name in (
-            "batch_size",
-            "accumulation",
-            "context_length",
-            "eval_every",
-            "eval_tokens",
-            "save_every",
-        ):
+        self._check_sizes()
+        self._check_learning()
+        self._check_ranks()
+        self._check_effects()
+
+    def _check_sizes(self) -> None:
+        """Raise ValueError for a number of steps, tokens and the like that cannot be."""
+        sizes = ("batch_size", "accumulation", "context_length")
+        for name in (*sizes, "eval_every", "eval_tokens", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in (
-            "eps",
-            "weight_decay",
-            "clip",
-            "max_skips",
-            "sample_every",
-            "sample_tokens",
-            "patience",
-            "norms_every",
-            "lora_rank",
-        ):
+        at_least_0 = ("eps", "weight_decay", "clip", "max_skips", "sample_every", "sample_tokens", "patience")
+        for name in (*at_least_0, "norms_every", "lora_rank"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number of at least 0")
         for name in ("milestones", "compare_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number of steps, or 0 for never")
-        for name in ("replicate", "tensor_parallel"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1 rank")
-        if max(self.replicate, self.tensor_parallel) > 1 and self.parallel == "ddp":
-            raise ValueError("replicate and tensor_parallel go with parallel='fsdp', not with 'ddp'")
-        if not 1 <= self.rank_timeout < 1e6:
-            raise ValueError(f"rank_timeout={self.rank_timeout} must be at least 1 second")
-        if self.tensor_parallel > 1 and self.sample_every:
-            raise ValueError("samples come from whole matrices; set sample_every=0 with tensor_parallel")
         for name in ("steps", "tokens", "minutes"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number above 0")
-        if not 0 < self.mask_share <= 1:
-            raise ValueError(f"mask_share={self.mask_share} must be above 0 and at most 1")
-        if not 0 < self.contrastive_scale < math.inf:
-            raise ValueError(f"contrastive_scale={self.contrastive_scale} must be a number above 0")
-        for name in ("beta1", "beta2", "muon_momentum", "average", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed} must be between 0 and {2**63 - 1}")
         if self.keep < 2:
@@ -182,10 +158,19 @@ class TrainConfig:
             )
         if not 0 <= self.probes <= 30:
             raise ValueError(f"probes={self.probes} must be between 0 and 30: each is a copy of the weights")
+
+    def _check_learning(self) -> None:
+        """Raise ValueError for a rate, a share or a factor that cannot be."""
+        if not 0 < self.mask_share <= 1:
+            raise ValueError(f"mask_share={self.mask_share} must be above 0 and at most 1")
+        for name in ("contrastive_scale", "embed_lr_scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number above 0")
+        for name in ("beta1", "beta2", "muon_momentum", "average", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup={self.warmup} is a share of the steps, at least 0 and below 1")
-        if not 0 < self.embed_lr_scale < math.inf:
-            raise ValueError(f"embed_lr_scale={self.embed_lr_scale} must be a number above 0")
         if not 0 < self.lr < math.inf or not 0 <= self.min_lr <= self.lr:
             raise ValueError(
                 f"lr={self.lr} must be a number above 0 and min_lr={self.min_lr} between 0 and lr"
@@ -206,7 +191,18 @@ class TrainConfig:
                 f"lora_alpha={self.lora_alpha} must be a number above 0, "
                 f"and lora_on={self.lora_on} must name layers"
             )
-        self._check_effects()
+
+    def _check_ranks(self) -> None:
+        """Raise ValueError for several processes that cannot work together so."""
+        for name in ("replicate", "tensor_parallel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1 rank")
+        if max(self.replicate, self.tensor_parallel) > 1 and self.parallel == "ddp":
+            raise ValueError("replicate and tensor_parallel go with parallel='fsdp', not with 'ddp'")
+        if not 1 <= self.rank_timeout < 1e6:
+            raise ValueError(f"rank_timeout={self.rank_timeout} must be at least 1 second")
+        if self.tensor_parallel > 1 and self.sample_every:
+            raise ValueError("samples come from whole matrices; set sample_every=0 with tensor_parallel")
 
     def _check_effects(self) -> None:
         """Raise ValueError for a setting that does nothing beside the others."""
@@ -376,14 +372,6 @@ def without_none(table: dict[str, Any]) -> dict[str, Any]:
     """A table of tables without the keys that hold None."""
     kept = {key: value for key, value in table.items() if value is not None}
     return {key: without_none(value) if isinstance(value, dict) else value for key, value in kept.items()}
-
-
-def write_whole(path: str | Path, text: str) -> None:
-    """Write a file so that a process killed at any moment leaves the old or the new content, never a part."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8", newline="\n")
-    draft.replace(path)
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:

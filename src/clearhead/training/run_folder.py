@@ -26,7 +26,7 @@ from clearhead.published.weights import FAMILIES, Origin
 from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.training.checkpoint import load_checkpoint
 from clearhead.training.demands import fit_head
-from clearhead.training.durable import lock_run
+from clearhead.training.durable import lock_run, write_whole
 from clearhead.training.recipe import (
     Recipe,
     differences,
@@ -34,7 +34,6 @@ from clearhead.training.recipe import (
     load_recipe,
     save_recipe,
     with_vocabulary,
-    write_whole,
 )
 
 WORTH_KEEPING = 60.0  # seconds of preparation that an error does not undo

@@ -22,9 +22,10 @@ from clearhead.training.checkpoint import checkpoints, step_of
 from clearhead.training.data import data_folder, prepare_data
 from clearhead.training.demands import DEMANDS
 from clearhead.training.dry_run import look_at_data
+from clearhead.training.durable import lock_run, write_whole
 from clearhead.training.loop import train
 from clearhead.training.machine import find_device
-from clearhead.training.recipe import DataConfig, Recipe, write_whole
+from clearhead.training.recipe import DataConfig, Recipe
 from clearhead.training.report import Watcher, read_metrics
 from clearhead.training.run_folder import RunFolder, recipe_to_resume
 from clearhead.training.start import recipe_as_begun
@@ -106,22 +107,24 @@ def sweep(
 ) -> list[Result]:
     """Make all runs that have not ended yet, in order; their results, also of those that had, best first.
 
-    `watchers` gives those of one run, afresh. ValueError: what `check_trials` finds. What stops a run from
-    outside (loop.Interrupted, KeyboardInterrupt) stops the sweep.
+    `watchers` gives those of one run, afresh. ValueError: what `check_trials` finds. BlockingIOError: another
+    sweep is at work in `out`. What stops a run from outside (loop.Interrupted, KeyboardInterrupt) stops the
+    sweep.
     """
     check_trials(trials, out)
-    out.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
-    for number, trial in enumerate(trials, 1):
-        run = RunFolder(out / trial.name)
-        if has_ended(run):
-            note(f"run {number} of {len(trials)}, {trial.name}, has ended already")
-            results.append(result_of(trial, run))
-        else:
-            note(f"run {number} of {len(trials)}: {trial.name}")
-            results.append(_attempt(trial, run, out, watchers, note))
-        write_whole(out / "sweep.jsonl", "".join(json.dumps(asdict(result)) + "\n" for result in results))
-        write_whole(out / "sweep.md", "\n".join(table(results)) + "\n")
+    with lock_run(out):  # two sweeps would prepare the same text at once
+        for number, trial in enumerate(trials, 1):
+            run = RunFolder(out / trial.name)
+            if has_ended(run):
+                note(f"run {number} of {len(trials)}, {trial.name}, has ended already")
+                results.append(result_of(trial, run))
+            else:
+                note(f"run {number} of {len(trials)}: {trial.name}")
+                results.append(_attempt(trial, run, out, watchers, note))
+            lines = (json.dumps(asdict(result)) + "\n" for result in results)
+            write_whole(out / "sweep.jsonl", "".join(lines))
+            write_whole(out / "sweep.md", "\n".join(table(results)) + "\n")
     return ranked(results)
 
 

@@ -49,7 +49,7 @@ def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(BlockingAsyncStager(cache_staged_state_dict=False).stage(dict(tensors)))
 
 
-def write_whole(tensors: Mapping[str, Tensor], path: Path) -> None:
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write one file of whole tensors; what shares memory is written apart."""
     packed: dict[str, Tensor] = {}
     storages: set[int] = set()
