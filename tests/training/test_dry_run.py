@@ -16,6 +16,7 @@ from clearhead.training.dry_run import dry_run, foresee, one_pass, spell, traini
 from clearhead.training.learner import Learner
 from clearhead.training.memory import LiveBytes
 from clearhead.training.run_folder import RunFolder
+from clearhead.training.tasks import make_task
 from tiny_run import tiny_recipe, write_corpus
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -106,6 +107,25 @@ def test_other_budgets(corpus, tmp_path, monkeypatch):
     found = dry_run(tiny_recipe(corpus, minutes=1.0), run)
     assert "matrix products" in found.measured
     assert found.steps == max(1, int(60 / found.seconds_per_step))
+
+
+@pytest.mark.parametrize("objective", ["masked", "classes", "contrastive"])
+def test_budgets_of_all_objectives_are_those_of_training(objective, tmp_path):
+    """Where not every token is a target, a budget in targets is as many steps as the loop makes of it."""
+    write_corpus(tmp_path / "text", documents=60)
+    if objective == "classes":
+        lines = "".join(f"{word} {number}\t{word}\n" for number in range(60) for word in ("good", "bad"))
+        (tmp_path / "a.tsv").write_text(f"text\tlabel\n{lines}", encoding="utf-8")
+    else:
+        lines = "".join(f"good {number}\tbad {number}\n" for number in range(120))
+        (tmp_path / "a.tsv").write_text(lines, encoding="utf-8")
+    source = tmp_path / ("text" if objective == "masked" else "a.tsv")
+    recipe = tiny_recipe(source, objective=objective, model={"shape": "encoder"}, tokens=300)
+    foreseen = dry_run(recipe, RunFolder(tmp_path / "run"))
+    task, _ = make_task(recipe, RunFolder(tmp_path / "run"), lambda text: None)
+    assert foreseen.targets_per_step == task.targets_per_batch
+    assert foreseen.steps == -(-300 // task.targets_per_batch)
+    assert foreseen.tokens_per_step == 4 * 16 * (2 if objective == "contrastive" else 1)
 
 
 def test_flops_are_those_of_the_context():

@@ -26,6 +26,7 @@ from clearhead.model.transformer import Transformer
 from clearhead.text.corpus import open_corpus
 from clearhead.text.shards import Shards
 from clearhead.training.activations import recompute_blocks
+from clearhead.training.budget import count_steps
 from clearhead.training.data import data_folder
 from clearhead.training.demands import DEMANDS, fit_head
 from clearhead.training.example_data import find_labels, read_splits
@@ -70,6 +71,7 @@ class DryRun:
     disk: int  # bytes that are free where the run would be
     data: str
     targets_per_step: int
+    tokens_per_step: int
     steps: int
     flops_per_token: int
     seconds_per_step: float
@@ -81,7 +83,8 @@ class DryRun:
 
     def lines(self) -> list[str]:
         """The report, one line for each thing."""
-        needs, tokens = self.needs, self.steps * self.targets_per_step
+        needs, targets = self.needs, self.steps * self.targets_per_step
+        flops = self.flops_per_token * self.tokens_per_step * self.steps
         mega = {n: f"{b / 2**20:,.1f}" for n, b in vars(needs).items() if not n.startswith("n_")}
         much = "; THAT IS TOO MUCH: make the model or train.batch_size smaller"
         full = "; THAT IS TOO MUCH: make room, or choose another disk for --run"
@@ -95,9 +98,8 @@ class DryRun:
             f"disk        checkpoints {self.saved() / 2**20:,.1f} MiB of {self.disk / 2**20:,.0f} MiB free"
             f"{full if self.saved() > self.disk else ''}",
             f"data        {self.data}",
-            f"budget      {self.steps:,} steps of {self.targets_per_step:,} targets at most: {tokens:,}",
-            f"arithmetic  {self.flops_per_token / 1e6:,.1f} M FLOPs per token, "
-            f"{self.flops_per_token * tokens:.2e} in all",
+            f"budget      {self.steps:,} steps of {self.targets_per_step:,} targets at most: {targets:,}",
+            f"arithmetic  {self.flops_per_token / 1e6:,.1f} M FLOPs per token, {flops:.2e} in all",
             f"time        {spell(self.seconds_per_step)} a step, {spell(seconds)} in all ({self.measured})",
         ]
 
@@ -116,7 +118,7 @@ def dry_run(recipe: Recipe, run: RunFolder) -> DryRun:
     recipe, data = look_at_data(recipe, run)
     settings = recipe.train
     needs = foresee(recipe)
-    per_pass = settings.batch_size * settings.context_length
+    per_pass = rows_of(settings) * settings.context_length
     flops = training_flops(recipe)
     memory = memory_of(device)
     rate = matmul_rate(recipe.model, device, per_pass)
@@ -124,14 +126,32 @@ def dry_run(recipe: Recipe, run: RunFolder) -> DryRun:
     measured = f"by the {rate / 1e9:,.0f} GFLOP/s of its matrix products: no less than that"
     if seconds / settings.accumulation <= PATIENCE and needs.total < memory:
         seconds, measured = time_steps(recipe, device) * settings.accumulation, "a few steps were tried"
-    targets = settings.accumulation * per_pass
-    if settings.minutes is not None:
-        steps = max(1, int(settings.minutes * 60 / seconds))
-    else:
-        steps = settings.steps or math.ceil((settings.tokens or 0) / targets)
+    tokens = settings.accumulation * per_pass
+    targets = settings.accumulation * targets_of(recipe)
+    steps = count_steps(settings, targets, lambda: seconds)
     there = next(path for path in (run.path, *run.path.absolute().parents) if path.is_dir())
     disk = shutil.disk_usage(there).free
-    return DryRun(recipe, device, needs, memory, disk, data, targets, steps, flops, seconds, measured)
+    return DryRun(recipe, device, needs, memory, disk, data, targets, tokens, steps, flops, seconds, measured)
+
+
+def rows_of(settings: TrainConfig) -> int:
+    """The sequences of a forward pass."""
+    return settings.batch_size * (2 if settings.objective == "contrastive" else 1)
+
+
+def targets_of(recipe: Recipe) -> int:
+    """How many targets a forward pass has: of all its tokens, or of its examples where they have one each."""
+    settings, rows = recipe.train, recipe.train.batch_size
+    tokens = rows * settings.context_length
+    targets = {
+        "masked": max(1, round(settings.mask_share * tokens)),
+        "classes": rows,
+        "several_labels": rows * recipe.model.n_labels,
+        "regression": rows,
+        "span": 2 * rows,
+        "contrastive": rows,
+    }
+    return targets.get(settings.objective, tokens)
 
 
 def look_at_data(recipe: Recipe, run: RunFolder) -> tuple[Recipe, str]:
@@ -214,8 +234,7 @@ def without_values(recipe: Recipe) -> Transformer:
 
 def one_pass(model: Transformer, settings: TrainConfig, device: torch.device) -> None:
     """Forward and backward over one micro-batch of tokens 0, of the sizes that a run may have at most."""
-    rows = settings.batch_size * (2 if settings.objective == "contrastive" else 1)
-    tokens = torch.zeros(rows, settings.context_length, dtype=torch.long, device=device)
+    tokens = torch.zeros(rows_of(settings), settings.context_length, dtype=torch.long, device=device)
     config = model.config
     routing = None if config.experts is None else Routing()
     with torch.autocast(device.type, torch.bfloat16, enabled=settings.dtype == "bfloat16"):
