@@ -37,7 +37,7 @@ const en = {
   "crumb.label": "where you are",
   "crumb.map": "map",
   "map.title": "Every position, every depth",
-  "map.lens": "The word in a cell is what the model would say if it stopped there: its last norm and head, put on early (a logit lens); the percentage is how sure it would be",
+  "map.lens": "The word in a cell is what the model would say if it stopped there: its last norm and head, put on early (a logit lens); the percentage is how sure",
   "map.hint": "Click a cell or use the arrow keys · Enter goes in · Esc comes out · x switches off · type to change the text · ? lists all keys",
   "map.grid": "Map of the {stack}: {n} tokens. Rows are depths, columns are positions",
   "map.where": "position {n} “{word}”",
