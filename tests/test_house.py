@@ -22,7 +22,8 @@ FILES = {
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
     "training": """scores objectives masking schedules sharded optim muon average spikes activations memory
-        demands durable recipe norms learner tensor_files lora checkpoint saver run_folder data verify
+        demands durable recipe norms learner tensor_files named_tensors lora restore checkpoint
+        saver run_folder data verify
         evaluate example_data example_tasks tasks start predict report probe machine tensor_parallel parallel
         ahead budget step dry_run loop sweep harness demo""",
     "inspector": """record trace cells arithmetic rules rules_attention rules_stream provenance

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from clearhead.training import checkpoint, durable
+from clearhead.training import durable
 from clearhead.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint, verify_checkpoint
+from clearhead.training.named_tensors import plain_names
 from clearhead.training.objectives import cross_entropy
 from clearhead.training.optim import AdamW, parameter_groups
 
@@ -938,6 +939,6 @@ def test_loaded_tensors_do_not_hang_on_the_file(tmp_path):
 
 def test_reading_module_names():
     """`_plain` takes away what wrappers add, and nothing else."""
-    assert checkpoint._plain(["module.a._orig_mod.b", "module.module_list.c"]) == ["a.b", "module_list.c"]
-    assert checkpoint._plain(["module.a", "b"]) == ["module.a", "b"]
-    assert checkpoint._plain([]) == []
+    assert plain_names(["module.a._orig_mod.b", "module.module_list.c"]) == ["a.b", "module_list.c"]
+    assert plain_names(["module.a", "b"]) == ["module.a", "b"]
+    assert plain_names([]) == []

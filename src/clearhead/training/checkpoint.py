@@ -16,35 +16,25 @@ import errno
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from clearhead.training.durable import ALONE, ASIDE, MANIFEST, Ranks, damage, remove_folder, write_folder
-from clearhead.training.durable import lock_run as lock_run  # the loop takes all it needs from here
-from clearhead.training.lora import MergedPart, has_adapters
+from clearhead.training.named_tensors import model_tensors, optimizer_tensors
+from clearhead.training.restore import FORMAT, STATE, read_state, restore
 from clearhead.training.sharded import is_shared_out
-from clearhead.training.tensor_files import (
-    MeanPart,
-    copy_tensors,
-    form_of,
-    has_part,
-    open_part,
-    write_shards,
-    write_tensors,
-)
+from clearhead.training.tensor_files import copy_tensors, write_shards, write_tensors
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
-MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -116,8 +106,8 @@ def take_content(
         raise ValueError(f"step={step} must be 0 or more")
     if state is not None and state.get("step", step) != step:
         raise ValueError(f"state['step'] is {state['step']}, but the checkpoint is of step {step}")
-    weights, tied = _model_tensors(model)
-    moments, settings = (None, None) if optimizer is None else _optimizer_tensors(model, optimizer)
+    weights, tied = model_tensors(model)
+    moments, settings = (None, None) if optimizer is None else optimizer_tensors(model, optimizer)
     told = {"format": FORMAT, "step": step, "state": state or {}, "tied": tied, "optimizer": settings}
     return Content(step, weights, moments, _to_json(told).encode())
 
@@ -170,7 +160,7 @@ def load_checkpoint(
         raise problem
     if path is None:
         raise ValueError(trouble)
-    return _load(Path(path), model, optimizer)
+    return restore(Path(path), model, optimizer)
 
 
 def choose_checkpoint(path_or_run: str | Path) -> Path:
@@ -219,7 +209,7 @@ def verify_checkpoint(path: str | Path) -> list[str]:
     if problems := damage(path):
         return problems
     try:
-        _read_state(path)
+        read_state(path)
         for file in set(path.glob("*.safetensors")) or {path / MODEL}:
             with safe_open(file, framework="pt"):
                 pass
@@ -228,61 +218,6 @@ def verify_checkpoint(path: str | Path) -> list[str]:
     except SafetensorError as error:
         return [f"a .safetensors file is not of that format: {error}"]
     return []
-
-
-# What is saved --------------------------------------------------------------------------------------------
-
-
-def _model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The state dict under plain names, each tensor once; and {second name: first name} of those tied."""
-    tensors: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
-    first: dict[tuple[Any, ...], str] = {}
-    raw = model.state_dict()
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for path, name, value in zip(raw, _plain(raw), raw.values(), strict=True):
-        if not isinstance(value, Tensor) or value.is_meta:
-            raise ValueError(f"{name} has no values to save or to fill: it is {_form(value)}")
-        if is_shared_out(value):  # what of it is here may be empty
-            place: tuple[Any, ...] = (id(parameters[path]),)
-        else:
-            place = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
-        if value.numel() and place in first:
-            tied[name] = first[place]
-        else:
-            first[place], tensors[name] = name, value
-    return tensors, tied
-
-
-def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The optimizer's tensors as <parameter>.<key>; and the rest of it in JSON values."""
-    tensors: dict[str, Tensor] = {}
-    values: dict[str, Any] = {}
-    groups = []
-    for group, names in zip(optimizer.param_groups, _group_names(model, optimizer), strict=True):
-        settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        groups.append({"params": names, "settings": settings})
-        for name, p in zip(names, group["params"], strict=True):
-            for key, value in optimizer.state.get(p, {}).items():
-                (tensors if isinstance(value, Tensor) else values)[f"{name}.{key}"] = value
-    return tensors, {"kind": type(optimizer).__name__, "groups": groups, "values": values}
-
-
-def _group_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    parameters = dict(model.named_parameters())
-    names = {id(p): name for name, p in zip(_plain(parameters), parameters.values(), strict=True)}
-    for p in (p for group in optimizer.param_groups for p in group["params"]):
-        if id(p) not in names:
-            raise ValueError(f"the optimizer holds a parameter {_form(p)} that is not the model's")
-    return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
-
-
-def _plain(names: Iterable[str]) -> list[str]:
-    """Names without what torch.compile (`_orig_mod.`, anywhere) and DDP (`module.`, before all) add."""
-    plain = [name.replace("_orig_mod.", "") for name in names]
-    while plain and all(name.startswith("module.") for name in plain):
-        plain = [name.removeprefix("module.") for name in plain]
-    return plain
 
 
 def _to_json(content: dict[str, Any]) -> str:
@@ -310,129 +245,9 @@ def prune(run: Path, step: int, keep: int) -> None:
             kept += 1
 
 
-# What is loaded -------------------------------------------------------------------------------------------
-
-
-def _load(path: Path, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
-    content = _read_state(path)
-    weights = _weights_for(path, content["tied"], model, mean=optimizer is None)
-    if optimizer is not None:
-        optimizer.load_state_dict(_state_for(path, content["optimizer"], model, optimizer))
-    model.load_state_dict(weights)
-    return {**content["state"], "step": content["step"]}
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    """The content of state.json; ValueError unless it has the form that `save_checkpoint` writes."""
-    try:
-        content = json.loads((path / STATE).read_bytes())
-        saved = content["optimizer"]
-        good = isinstance(content["step"], int) and isinstance(content["state"], dict)
-        good = good and all(isinstance(kept, str) for kept in content["tied"].values())
-        if saved is not None:
-            groups = [(group["params"], group["settings"]) for group in saved["groups"]]
-            good = good and isinstance(saved["kind"], str) and isinstance(saved["values"], dict)
-            good = good and all(isinstance(p, list) and isinstance(s, dict) for p, s in groups)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, FileNotFoundError):
-        good, content = False, {}
-    if not good:
-        raise ValueError(f"{STATE} is not the state of a checkpoint")
-    if content.get("format") != FORMAT:
-        raise ValueError(f"{STATE} is of format {content.get('format')!r}; this version reads {FORMAT}")
-    return content
-
-
-def _weights_for(path: Path, tied: dict[str, str], model: nn.Module, mean: bool) -> dict[str, Tensor]:
-    """The file's tensors under the model's own names, once names, shapes, dtypes and ties fit.
-
-    Adapters that the model does not have are merged into the weights that they correct. `mean`: where the
-    optimizer's state has a mean of the weights (average.py), it takes their place.
-    """
-    part = open_part(path, "model")
-    part = MeanPart(part, open_part(path, "optimizer")) if mean and has_part(path, "optimizer") else part
-    part = part if has_adapters(model) else MergedPart(part)
-    complaint = f"{part.path} does not fit the model"
-    _, model_ties = _model_tensors(model)
-    there = model.state_dict()
-    names = dict(zip(there, _plain(there), strict=True))
-    stored = part.forms
-    source = {name: kept for name, kept in tied.items() if kept in stored} | {name: name for name in stored}
-    _same_names(complaint, set(source), set(names.values()))
-    unlike = [
-        f"{name} is {stored[source[name]]} in the file, {_form(there[raw])} in the model"
-        for raw, name in names.items()
-        if stored[source[name]] != form_of(there[raw])
-    ]
-    if unlike:
-        raise ValueError(f"{complaint}: {_some(unlike, '; ')}")
-    found = part.read({source[name]: there[raw] for raw, name in names.items()})
-    for name, kept in model_ties.items():
-        one, other = (found[source[n]] for n in (name, kept))
-        if one is not other and not torch.equal(one, other):
-            raise ValueError(f"{complaint}: it ties {name} to {kept}, and the file has two different tensors")
-    return {raw: found[source[name]] for raw, name in names.items()}
-
-
-def _state_for(path: Path, saved: Any, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The saved state in the form that Optimizer.load_state_dict takes, matched by the parameters' names."""
-    kind = type(optimizer).__name__
-    if saved is None or saved["kind"] != kind:
-        held = "no optimizer's state" if saved is None else f"the state of {saved['kind']}"
-        raise ValueError(f"{path} holds {held}, not that of {kind}; load it with optimizer=None")
-    groups = _group_names(model, optimizer)
-    names = [name for group in groups for name in group]
-    index = {name: i for i, name in enumerate(names)}
-    parameters = dict(zip(names, (p for g in optimizer.param_groups for p in g["params"]), strict=True))
-    part = open_part(path, "optimizer")
-    owners = {key: key.rpartition(".")[0] for key in (*part.forms, *saved["values"])}
-    known = set(owners.values()).union(*(group["params"] for group in saved["groups"]))
-    _same_names(f"{part.path} does not fit the optimizer", known, set(index))
-    like = {}
-    for key, form in part.forms.items():
-        p = parameters[owners[key]]
-        like[key] = p if is_shared_out(p) and form.shape == tuple(p.shape) else None
-    values: dict[str, Any] = part.read(like)
-    # A whole tensor that was read may be a window on the file, and is to outlive it.
-    values = {key: value if is_shared_out(value) else value.clone() for key, value in values.items()}
-    values |= saved["values"]
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in values.items():
-        name, _, what = key.rpartition(".")
-        state.setdefault(index[name], {})[what] = value
-    same_groups = [group["params"] for group in saved["groups"]] == groups
-    if not same_groups:
-        logger.warning("%s was saved with other parameter groups: their settings are not restored", path)
-    param_groups = []
-    for i, group in enumerate(optimizer.param_groups):
-        settings = {key: value for key, value in group.items() if key != "params"}
-        for key, value in (saved["groups"][i]["settings"] if same_groups else {}).items():
-            if key in settings:
-                settings[key] = tuple(value) if isinstance(settings[key], tuple) else value
-        param_groups.append({**settings, "params": [index[name] for name in groups[i]]})
-    return {"state": state, "param_groups": param_groups}
-
-
 def _candidates(run: Path) -> list[Path]:
     """The checkpoints, newest first, with any that a killed save had set aside and not yet replaced."""
     found = checkpoints(run)
     steps = {step_of(path) for path in found}
     aside = (run / "checkpoints").glob(f"{ASIDE}step-*")
     return sorted([*found, *(p for p in aside if step_of(p) not in steps)], key=step_of, reverse=True)
-
-
-def _same_names(complaint: str, stored: set[str], wanted: set[str]) -> None:
-    if stored != wanted:
-        missing, left = sorted(wanted - stored), sorted(stored - wanted)
-        raise ValueError(f"{complaint}: missing {_some(missing)}; left over {_some(left)}")
-
-
-def _some(items: list[str], separator: str = ", ") -> str:
-    rest = f"{separator}and {len(items) - 8} more" if len(items) > 8 else ""
-    return (separator.join(items[:8]) or "none") + rest
-
-
-def _form(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    where = " on the meta device" if value.is_meta else ""
-    return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}{where}"
