@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -70,9 +70,9 @@ def tokenizer_train(
     from clearhead.text.tokenizer import Tokenizer
     from clearhead.training.report import Terminal
 
-    make_room(out.parent if out.suffix in (".json", ".tiktoken", ".txt") else out)
-    corpus = open_corpus(source, field=field, document_separator=document_separator, strict=strict)
-    with contextlib.closing(Terminal()) as terminal:
+    room = make_room(out.parent if out.suffix in (".json", ".tiktoken", ".txt") else out)
+    with room, contextlib.closing(Terminal()) as terminal:
+        corpus = open_corpus(source, field=field, document_separator=document_separator, strict=strict)
         progress = terminal.on_progress
         vocab, merges = train_bpe(corpus, vocab_size, special_tokens, splitter, alphabet, workers, progress)
     tokenizer = Tokenizer(vocab, merges, special_tokens, splitter)
@@ -564,11 +564,22 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(2) from None
 
 
-def make_room(folder: Path) -> None:
-    """Make the folder to write to: where nobody can write is told before the work, not after it."""
+@contextlib.contextmanager
+def make_room(folder: Path) -> Iterator[None]:
+    """Make the folder to write to: where nobody can write is told before the work, not after it. A folder
+    that stays empty because of an error is gone again.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{folder} is not yours to write to; choose another folder")
+    try:
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} is not yours to write to; choose another folder")
+        yield
+    except Exception:
+        with contextlib.suppress(OSError):
+            for path in missing:
+                path.rmdir()
+        raise
 
 
 def open_tokenizer(path: Path) -> "AnyTokenizer":

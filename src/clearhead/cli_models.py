@@ -408,7 +408,8 @@ def check_empty(out: Path) -> None:
         raise FileExistsError(f"{out} is a folder with something in it; choose a new one, or empty it")
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"{out} is a file; choose another place for the folder")
-    make_room(out.parent)
+    with make_room(out.parent):
+        pass  # it can be written to
 
 
 def import_model(

@@ -62,13 +62,13 @@ MISTAKES = {
     "positions": ({"positions": "rope"}, ["positions='rope'", "rotary, learned"]),
     "layout": ({"rotary_layout": "quarter"}, ["rotary_layout='quarter'", "half, interleaved"]),
     "init": ({"init": "xavier"}, ["init='xavier'", "course, gpt2, zero_out"]),
-    "a string for a number": ({"d_model": "256"}, ["d_model='256'", "int", "str"]),
-    "a float for a whole number": ({"n_layers": 4.0}, ["n_layers=4.0", "int", "float"]),
-    "a bool for a number": ({"n_heads": True}, ["n_heads=True", "int", "bool"]),
-    "a bool for a fraction": ({"norm_eps": True}, ["norm_eps=True", "float", "bool"]),
-    "a number for a bool": ({"tied": 1}, ["tied=1", "bool", "int"]),
+    "a string for a number": ({"d_model": "256"}, ["d_model='256'", "a whole number", "a text"]),
+    "a float for a whole number": ({"n_layers": 4.0}, ["n_layers=4.0", "a whole number", "a number"]),
+    "a bool for a number": ({"n_heads": True}, ["n_heads=True", "a whole number", "true or false"]),
+    "a bool for a fraction": ({"norm_eps": True}, ["norm_eps=True", "a number", "true or false"]),
+    "a number for a bool": ({"tied": 1}, ["tied=1", "true or false", "a whole number"]),
     "a number for a name": ({"norm": 1}, ["norm=1", "rms, layer"]),
-    "a list": ({"window": [3]}, ["window=[3]", "int or none", "list"]),
+    "a list": ({"window": [3]}, ["window=[3]", "a whole number or none", "a list"]),
 }
 
 
