@@ -77,13 +77,12 @@ class Task(Protocol):
         ...
 
 
-class NextToken:
-    """A decoder learns the next token of packed text: loss = -log p(token that follows)."""
+class _Windows:
+    """Running text in windows of one length, and the loss of each token that is asked for."""
 
     def __init__(self, data: PreparedData, settings: TrainConfig) -> None:
         self.data, self.settings = data, settings
         self.tokenizer, self.fingerprint = data.tokenizer, data.fingerprint
-        self.targets_per_batch = settings.batch_size * settings.context_length
         self.batches = Batches(
             data.train,
             settings.batch_size,
@@ -91,12 +90,14 @@ class NextToken:
             seed=settings.seed,
             document_mask=settings.document_mask,
         )
-        if settings.sample_every:
-            self.tokenizer.encode(settings.sample_prompt)  # it can be one that has no tokens
 
     def batch(self, index: int, part: int = 0, parts: int = 1) -> Batch:
         rows = self.settings.batch_size // parts
-        return self.batches.samples(index * self.settings.batch_size + part * rows, rows)
+        return self.shown(self.batches.samples(index * self.settings.batch_size + part * rows, rows))
+
+    def shown(self, windows: Batch) -> Batch:
+        """A batch of text as the model reads it."""
+        return windows
 
     def n_targets(self, batch: Batch) -> int:
         return int((batch.targets != IGNORED).sum())
@@ -104,6 +105,16 @@ class NextToken:
     def loss(self, forward: Forward, batch: Batch, routing: Routing | None = None) -> Float[Tensor, ""]:
         logits = outputs_of(forward, batch, routing)
         return token_loss(logits, batch.targets, self.settings.label_smoothing)[0]
+
+
+class NextToken(_Windows):
+    """A decoder learns the next token of packed text: loss = -log p(token that follows)."""
+
+    def __init__(self, data: PreparedData, settings: TrainConfig) -> None:
+        super().__init__(data, settings)
+        self.targets_per_batch = settings.batch_size * settings.context_length
+        if settings.sample_every:
+            self.tokenizer.encode(settings.sample_prompt)  # it can be one that has no tokens
 
     def evaluate(self, model: Transformer, whole: bool) -> dict[str, float]:
         settings = self.settings
@@ -135,38 +146,21 @@ class NextToken:
         return settings.sample_prompt + str(text)
 
 
-class Masked:
+class Masked(_Windows):
     """An encoder learns tokens that were hidden from it, from both sides: loss = -log p(what was there).
 
     On validation text the same tokens are hidden at every look, whatever the seed.
     """
 
     def __init__(self, data: PreparedData, settings: TrainConfig) -> None:
-        self.data, self.settings = data, settings
-        self.tokenizer, self.fingerprint = data.tokenizer, data.fingerprint
+        super().__init__(data, settings)
         self.mask_id = mask_id(data.tokenizer)
         self.special = torch.tensor(sorted(data.tokenizer.special_tokens.values()))
         windows = settings.batch_size * settings.context_length
         self.targets_per_batch = max(1, round(settings.mask_share * windows))
-        self.batches = Batches(
-            data.train,
-            settings.batch_size,
-            settings.context_length,
-            seed=settings.seed,
-            document_mask=settings.document_mask,
-        )
 
-    def batch(self, index: int, part: int = 0, parts: int = 1) -> Batch:
-        rows = self.settings.batch_size // parts
-        windows = self.batches.samples(index * self.settings.batch_size + part * rows, rows)
+    def shown(self, windows: Batch) -> Batch:
         return self._hide(windows, self.settings.seed)
-
-    def n_targets(self, batch: Batch) -> int:
-        return int((batch.targets != IGNORED).sum())
-
-    def loss(self, forward: Forward, batch: Batch, routing: Routing | None = None) -> Float[Tensor, ""]:
-        logits = outputs_of(forward, batch, routing)
-        return token_loss(logits, batch.targets, self.settings.label_smoothing)[0]
 
     def evaluate(self, model: Transformer, whole: bool) -> dict[str, float]:
         device = next(model.parameters()).device
