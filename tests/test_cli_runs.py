@@ -58,6 +58,16 @@ def test_what_launch_starts() -> None:
     assert environment["PATH"] == os.environ["PATH"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no exec")
+def test_launch_becomes_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process stands between who asks a run to stop and torchrun, which passes it on to the ranks."""
+    began: list[list[str]] = []
+    monkeypatch.setattr(os, "execve", lambda path, command, environment: began.append([path, *command]))
+    main(["launch", "--processes", "2", "train", "demo"])
+    assert began[0][:4] == [sys.executable, sys.executable, "-m", "torch.distributed.run"]
+    assert began[0][-2:] == ["train", "demo"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -28,7 +28,10 @@ def launch(argv: Sequence[str], parse: Callable[..., Launch]) -> None:
     if place == len(words):
         raise ValueError("say what to start, as in: clearhead launch --processes 2 train RECIPE --run FOLDER")
     command, environment = torchrun(flags, words[place:])
-    raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)
+    if sys.platform == "win32":
+        raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)
+    sys.stdout.flush()
+    os.execve(command[0], command, environment)  # so that a request to stop reaches torchrun, and the ranks
 
 
 def torchrun(flags: Launch, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
