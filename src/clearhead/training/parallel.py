@@ -349,6 +349,10 @@ def was_restarted() -> bool:
     return any(int(os.environ.get(name) or "0") > 0 for name in names)
 
 
+def _say_nothing(text: str) -> None:
+    """The other ranks' notes."""
+
+
 @contextmanager
 def start_parallel(
     settings: TrainConfig, run: Path, note: Callable[[str], None]
@@ -371,6 +375,8 @@ def start_parallel(
         with RunFolder(run).held():
             yield single
         return
+    if place["RANK"] != "0":
+        note = _say_nothing  # one tells what all have chosen
     alone = int(place["WORLD_SIZE"]) == 1 and settings.parallel == "auto"
     if settings.parallel == "auto" and not alone:
         chosen = "ddp" if settings.replicate * settings.tensor_parallel == 1 else "fsdp"
