@@ -1,12 +1,12 @@
 """The three real models open on the page, and their numbers are the recorded ones."""
 
-import shutil
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.packages import ANNALOG, MINILM, SMOLLM2, Package, Unreachable
+from browsing import Open, trace_id
 from clearhead import load
 from clearhead.inspector.provenance import Unknown, explain, recompute
 from clearhead.inspector.trace import trace
@@ -15,7 +15,6 @@ from serving import Serve
 
 pytestmark = pytest.mark.long
 
-FLAGS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 MOLECULE = "5 4 12 9 21 4 4 8 5 5 5"  # ids of an encoder-decoder without a tokenizer of ours
 
 
@@ -40,25 +39,16 @@ def open_model(name: str) -> tuple[Any, Any, str, str | None]:
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "encoder-decoder"])
-def test_a_real_model_opens_and_200_of_its_numbers_are_the_recorded_ones(name: str, serve: Serve) -> None:
-    from playwright.sync_api import sync_playwright
-
+def test_a_real_model_opens_and_200_of_its_numbers_are_the_recorded_ones(
+    name: str, serve: Serve, open_page: Open
+) -> None:
     model, tokenizer, text, source = open_model(name)
     served = serve(model, tokenizer, text, source=source, name=name)
     question = served.session.question({"text": text, "source": source} if source else {"text": text})
     read = None if question.source is None else torch.tensor([question.source])
     seen = trace(model, torch.tensor([question.ids]), source=read)
-    complaints: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        page = browser.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(served.base_url)
-        page.wait_for_selector("html[data-ready]:not([data-ready=''])", timeout=120_000)
-        number = page.get_attribute("html", "data-ready")
-        browser.close()
-    assert complaints == []
+    number = trace_id(open_page(served))
+    open_page.close()
 
     generator, checked = torch.Generator().manual_seed(0), 0
     values = list(seen.values)
