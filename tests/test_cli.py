@@ -16,8 +16,9 @@ import pytest
 
 import clearhead
 from clearhead import cli
-from clearhead.cli import VERBS, TrainCommand, main
+from clearhead.cli import VERBS, main
 from clearhead.cli_runs import Launch
+from clearhead.cli_train import TrainCommand, flags_start
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.training.checkpoint import checkpoints
@@ -375,7 +376,7 @@ def test_notes_of_the_library_come_in_one_line(
 def test_recipe_for_the_flags_is_open_where_they_decide() -> None:
     """Sizes that follow are None there, a budget gives way to another; the recipe itself stays as it was."""
     recipe = tiny_recipe("corpus")
-    start = cli.flags_start(recipe, ["recipe.toml", "--train.minutes", "5"])
+    start = flags_start(recipe, ["recipe.toml", "--train.minutes", "5"])
     assert (start.model.d_ff, start.train.budget()) == (None, {})
     assert (recipe.model.d_ff, recipe.train.budget()) == (64, {"steps": 10})
-    assert cli.flags_start(recipe, ["recipe.toml"]).train.budget() == {"steps": 10}
+    assert flags_start(recipe, ["recipe.toml"]).train.budget() == {"steps": 10}

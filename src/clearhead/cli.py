@@ -5,7 +5,6 @@ saving. Modules with torch are imported inside the verbs, so that `--help` answe
 """
 
 import contextlib
-import copy
 import functools
 import inspect
 import io
@@ -16,256 +15,24 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from tyro.conf import AvoidSubcommands, DisallowNone, Positional, arg
+from tyro.conf import DisallowNone, Positional, arg
 
-from clearhead import cli_runs, cli_sweep
+from clearhead import cli_runs
 from clearhead.cli_flags import parse
 from clearhead.cli_models import VERBS as MODEL_VERBS
 from clearhead.cli_models import check_place, open_model, open_speaker
 from clearhead.cli_tasks import VERBS as TASK_VERBS
-from clearhead.training.recipe import Recipe, find_recipe, load_recipe
-
-if TYPE_CHECKING:
-    from clearhead.text.foreign import AnyTokenizer
-
-Specials = tuple[str, ...]
-
-END_OF_TEXT = "<|endoftext|>"
-
-
-def tokenizer_train(
-    source: Positional[str],
-    out: Positional[Path],
-    vocab_size: int = 4096,
-    splitter: str = "gpt2",
-    special_tokens: Specials = (END_OF_TEXT,),
-    alphabet: str = "bytes",
-    field: str = "text",
-    document_separator: str | None = None,
-    workers: int | None = None,
-    strict: bool = False,
-) -> None:
-    """Learn a BPE vocabulary from text and write it as tokenizer.json.
-
-    Args:
-        source: a file, folder or glob, or a built-in corpus: python, pydoc.
-        out: the folder or .json file to write.
-        vocab_size: tokens in all: 256 bytes, merges and special tokens.
-        splitter: how text is cut before merging: gpt2, cl100k, o200k, llama3, qwen2, smollm, none.
-        special_tokens: tokens that are never split or merged.
-        alphabet: start from bytes, or from the corpus's characters.
-        field: the field that holds the text, in .jsonl and .parquet.
-        document_separator: text that divides a file into documents.
-        workers: processes that count; by default what the size of the text deserves.
-        strict: stop at the first broken piece of text.
-    """
-    from clearhead.text.bpe import train_bpe
-    from clearhead.text.corpus import open_corpus
-    from clearhead.text.tokenizer import Tokenizer
-    from clearhead.training.report import Terminal
-
-    room = make_room(out.parent if out.suffix in (".json", ".tiktoken", ".txt") else out)
-    with room, contextlib.closing(Terminal()) as terminal:
-        corpus = open_corpus(source, field=field, document_separator=document_separator, strict=strict)
-        progress = terminal.on_progress
-        vocab, merges = train_bpe(corpus, vocab_size, special_tokens, splitter, alphabet, workers, progress)
-    tokenizer = Tokenizer(vocab, merges, special_tokens, splitter)
-    path = tokenizer.save(out)
-    say(corpus.report.summary())
-    say(f"{tokenizer.vocab_size} tokens ({len(merges)} merges) -> {path}")
-
-
-def tokenizer_encode(
-    tokenizer: Positional[Path], text: Positional[str] = "-", specials: str = "token"
-) -> None:
-    """Text to token ids.
-
-    Args:
-        tokenizer: tokenizer.json, vocab.json, a .tiktoken file, or a folder with one.
-        text: the text; - reads standard input.
-        specials: what a special token's text in the input becomes: token, text or error.
-    """
-    loaded = open_tokenizer(tokenizer)
-    print(" ".join(map(str, loaded.encode(text_or_stdin(text), specials=specials))))
-
-
-def tokenizer_decode(tokenizer: Positional[Path], ids: Positional[tuple[str, ...]] = ("-",)) -> None:
-    """Token ids to text, byte for byte.
-
-    Args:
-        tokenizer: tokenizer.json, vocab.json, a .tiktoken file, or a folder with one.
-        ids: the token ids; - reads them from standard input.
-    """
-    loaded = open_tokenizer(tokenizer)
-    words = text_or_stdin("-").split() if ids == ("-",) else ids
-    for word in words:
-        if not word.isdecimal():
-            raise ValueError(f"{word!r} is not a token id; ids are numbers from 0 to {loaded.vocab_size - 1}")
-    sys.stdout.buffer.write(loaded.decode_bytes(map(int, words)))
-    if sys.stdout.isatty():
-        print()
-
-
-def tokenizer_show(tokenizer: Positional[Path], text: Positional[str] = "") -> None:
-    """What is in a tokenizer and, with a text, how it is cut: each token's id, bytes and text.
-
-    Args:
-        tokenizer: tokenizer.json, vocab.json, a .tiktoken file, or a folder with one.
-        text: a text to cut.
-    """
-    loaded = open_tokenizer(tokenizer)
-    specials = ", ".join(f"{text}={number}" for text, number in loaded.special_tokens.items()) or "none"
-    say(f"{loaded.vocab_size} tokens, splitter {loaded.splitter}, special tokens {specials}")
-    if not text:
-        return
-    ids = loaded.encode(text)
-    for token in ids:
-        piece = loaded.token_bytes(token)
-        print(f"{token:>7}  {piece.hex(' '):<36}  {piece.decode('utf-8', 'backslashreplace')!r}")
-    say(f"{len(ids)} tokens, {loaded.compression(text):.2f} bytes per token")
-
-
-def prepare(
-    source: Positional[str],
-    out: Positional[Path],
-    tokenizer: Path,
-    field: str = "text",
-    document_separator: str | None = None,
-    workers: int | None = None,
-    strict: bool = False,
-    validation: str | None = None,
-) -> None:
-    """Turn text into shards of token ids on disk, split into train and validation.
-
-    A run that was killed continues where it stopped.
-
-    Args:
-        source: a file, folder or glob, or a built-in corpus: python, pydoc.
-        out: the folder to write.
-        tokenizer: the tokenizer to use.
-        field: the field that holds the text, in .jsonl and .parquet.
-        document_separator: text that divides a file into documents.
-        workers: processes that encode.
-        strict: stop at the first broken piece of text.
-        validation: text of its own to measure on; by default one document in twenty, chosen by its content.
-    """
-    from clearhead.text.documents import CorpusReport
-    from clearhead.text.prepare import prepare as prepare_shards
-    from clearhead.training.report import Terminal
-
-    with contextlib.closing(Terminal()) as terminal:
-        index = prepare_shards(
-            source,
-            open_tokenizer(tokenizer),
-            out,
-            validation=validation,
-            field=field,
-            document_separator=document_separator,
-            workers=workers,
-            strict=strict,
-            progress=functools.partial(terminal.on_progress, "encode"),
-        )
-    say(CorpusReport(**index["report"]).summary())
-    for split in ("train", "validation"):
-        part = index[split]
-        say(f"{split}: {part['documents']} documents, {part['text_bytes']} bytes, {part['tokens']} tokens")
-    say(f"-> {out}")
-
-
-@dataclass(frozen=True)
-class TrainCommand:
-    """Train a model by a recipe; every setting of the recipe is a flag, too."""
-
-    recipe: Positional[str]  # a TOML file, or the name of one that comes with clearhead
-    settings: Annotated[Recipe, arg(name="")] = field(default_factory=Recipe)
-    run: Path | None = None  # the run's folder; by default runs/ and the recipe's name
-    resume: bool = False  # go on from the newest checkpoint
-    stop_after: int | None = None  # save and stop after this many steps in all
-    tensorboard: bool = False  # also log for TensorBoard
-    dry_run: bool = False  # only say what it needs: parameters, memory, arithmetic, time
-
-
-def train(argv: Sequence[str]) -> None:
-    """Train a model by a recipe, or go on with a run that was stopped."""
-    command = read_train(argv)
-    run = command.run or Path("runs") / Path(command.recipe).stem
-    if command.dry_run:
-        foresee(command, run)
-    else:
-        train_recipe(command.settings, run, command.resume, command.stop_after, command.tensorboard)
-
-
-def read_train(argv: Sequence[str]) -> TrainCommand:
-    """The recipe and its flags."""
-    options: dict[str, Any] = {
-        "config": (AvoidSubcommands,)
-    }  # experts and the like only if the recipe has some
-    if argv and not argv[0].startswith("-"):  # the recipe's values become the defaults of the flags
-        options["default"] = TrainCommand(argv[0], flags_start(load_recipe(find_recipe(argv[0])), argv))
-    elif not {"-h", "--help"} & set(argv):
-        raise ValueError("name the recipe first, as in: clearhead train demo --train.minutes 10")
-    return parse(TrainCommand, argv, prog="clearhead train", **options)
-
-
-def launch(argv: Sequence[str]) -> None:
-    """Start `train` in several processes, on one machine or many."""
-    cli_runs.launch(argv, parse)
-
-
-def sweep(argv: Sequence[str]) -> None:
-    """Train every combination of some settings, one run after the other, with a table at the end."""
-    cli_sweep.sweep(argv, read_train, say)
-
-
-def foresee(command: TrainCommand, run: Path) -> None:
-    """Say what a run needs, and start nothing."""
-    from clearhead.training.dry_run import dry_run
-    from clearhead.training.run_folder import RunFolder
-
-    given = {"resume": command.resume, "stop_after": command.stop_after, "tensorboard": command.tensorboard}
-    for name, value in given.items():
-        if value:
-            raise ValueError(f"{name}={value} has no effect with --dry-run; leave one of them away")
-    for line in dry_run(command.settings, RunFolder(run)).lines():
-        print(line)
-
-
-def flags_start(recipe: Recipe, argv: Sequence[str]) -> Recipe:
-    """The recipe as the flags' defaults: open where a flag for one thing decides another.
-
-    A budget among the flags takes the place of the recipe's. Sizes that follow from others are None again, so
-    that `--model.d-model 512` brings its own d_head and d_ff along; the flags' parser fills them in.
-    """
-    if any(re.match(r"--train\.(steps|tokens|minutes)\b", word) for word in argv):
-        recipe = replace(recipe, train=replace(recipe.train, steps=None, tokens=None, minutes=None))
-    model = copy.copy(recipe.model)
-    for name in model.following():
-        object.__setattr__(model, name, None)  # it is frozen, but nobody has seen this copy yet
-    return replace(recipe, model=model)
-
-
-def train_recipe(recipe: Recipe, run: Path, resume: bool, stop_after: int | None, tensorboard: bool) -> None:
-    """Train with the terminal's watchers; Ctrl-C says how to go on."""
-    from clearhead.training import loop, report
-
-    is_main = os.environ.get("RANK", "0") == "0"  # of several processes one speaks
-    watchers = [report.JsonLines(), report.Terminal(), report.Samples(), report.Curve()]
-    if tensorboard:
-        watchers.append(report.TensorBoard())
-    try:
-        done = loop.train(recipe, run, resume=resume, stop_after=stop_after, watchers=watchers)
-    except loop.Interrupted as interrupted:
-        if is_main:
-            say(f"{interrupted}; saved in {run}; go on with the same command and --resume")
-        raise SystemExit(130) from None
-    if is_main:
-        say(f"model in {done.checkpoints}, curve in {done.curve_file}, log in {done.metrics_file}")
+from clearhead.cli_text import VERBS as TEXT_VERBS
+from clearhead.cli_text import say, text_or_stdin
+from clearhead.cli_train import VERBS as TRAIN_VERBS
+from clearhead.cli_train import train_recipe
+from clearhead.training.recipe import find_recipe, load_recipe
 
 
 def generate(
@@ -431,18 +198,14 @@ def show(
 
 
 VERBS: dict[str, Callable[..., None]] = {
-    "tokenizer train": tokenizer_train,
-    "tokenizer encode": tokenizer_encode,
-    "tokenizer decode": tokenizer_decode,
-    "tokenizer show": tokenizer_show,
-    "prepare": prepare,
-    "train": train,
-    "sweep": sweep,
+    **TEXT_VERBS,
+    "train": TRAIN_VERBS["train"],
+    "sweep": TRAIN_VERBS["sweep"],
     "generate": generate,
     "evaluate": evaluate,
     "demo": demo,
     "show": show,
-    "launch": launch,
+    "launch": TRAIN_VERBS["launch"],
     "verify": cli_runs.verify,
     **TASK_VERBS,
     **MODEL_VERBS,
@@ -494,7 +257,7 @@ def run_verb(words: list[str]) -> None:
         verb = " ".join(words[:n_words])
         if verb in VERBS:
             rest = words[n_words:]
-            if verb in ("train", "sweep", "launch"):  # their flags are those of a recipe
+            if verb in TRAIN_VERBS:  # their flags are those of a recipe
                 VERBS[verb](rest)
             else:
                 parse(later(VERBS[verb]), rest, prog=f"clearhead {verb}", config=(DisallowNone,))()
@@ -562,48 +325,6 @@ def fail(message: str) -> NoReturn:
     """One line on stderr, exit code 2."""
     print(f"clearhead: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(2) from None
-
-
-@contextlib.contextmanager
-def make_room(folder: Path) -> Iterator[None]:
-    """Make the folder to write to: where nobody can write is told before the work, not after it. A folder
-    that stays empty because of an error is gone again.
-    """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder} is not yours to write to; choose another folder")
-        yield
-    except Exception:
-        with contextlib.suppress(OSError):
-            for path in missing:
-                path.rmdir()
-        raise
-
-
-def open_tokenizer(path: Path) -> "AnyTokenizer":
-    """The tokenizer in this file or folder."""
-    from clearhead.text.foreign import open_tokenizer
-
-    return open_tokenizer(path)
-
-
-def text_or_stdin(text: str) -> str:
-    """The text itself; - reads standard input. Text that is no UTF-8 is a ValueError, not guessed at."""
-    where = "standard input" if text == "-" else "the text"
-    data = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
-        ) from None
-
-
-def say(text: str) -> None:
-    """Print a line for people."""
-    print(text)
 
 
 if __name__ == "__main__":

@@ -287,7 +287,7 @@ def read_lines() -> Iterator[str]:
 
 def read_texts(texts: Sequence[str]) -> list[str]:
     """The texts of a command line; - stands for the lines of standard input."""
-    from clearhead.cli import text_or_stdin
+    from clearhead.cli_text import text_or_stdin
 
     if list(texts) != ["-"]:
         return list(texts)
@@ -402,7 +402,7 @@ def export(
 
 def check_empty(out: Path) -> None:
     """OSError where no new folder can be written: told before the work, not after it."""
-    from clearhead.cli import make_room
+    from clearhead.cli_text import make_room
 
     if out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"{out} is a folder with something in it; choose a new one, or empty it")
