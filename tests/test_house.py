@@ -33,17 +33,14 @@ FILES = {
 }
 
 COMMAND_LINE = [
-    f"{name}.py"
-    for name in [
-        "cli",
-        "cli_flags",
-        "cli_text",
-        "cli_train",
-        "cli_runs",
-        "cli_sweep",
-        "cli_tasks",
-        "cli_models",
-    ]
+    "cli.py",
+    "cli_flags.py",
+    "cli_text.py",
+    "cli_train.py",
+    "cli_runs.py",
+    "cli_sweep.py",
+    "cli_tasks.py",
+    "cli_models.py",
 ]
 
 FAMILIES = [
