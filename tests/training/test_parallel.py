@@ -158,6 +158,8 @@ def two(place: Place) -> list[dict[str, Any]]:
         }
         for kind, accumulation in KINDS
     ]
+    muon = place.recipe(parallel="fsdp", accumulation=2, optimizer="muon", average=0.9, norms_every=2)
+    actions.append({"do": "learn", "name": "muon", "recipe": muon})
     place.single("whole", place.recipe(accumulation=2))
     long = place.recipe(steps=12, accumulation=2)
     place.single("elastic", long, stop_after=4)
@@ -214,6 +216,15 @@ def test_two_ranks_learn_what_one_learns(place, two, kind, accumulation):
     single = place.single(f"one for {kind}-{accumulation}", recipe)
     loss, norm, weight = distances(place.folder / f"{kind}-{accumulation}", single, recipe)
     print(f"D1 {kind} accumulation {accumulation}: dloss {loss:.1e} dnorm {norm:.1e} dweight {weight:.1e}")
+    assert loss <= 1e-5 and norm <= 1e-5 and weight <= 1e-4
+
+
+@pytest.mark.slow
+def test_two_ranks_share_out_muon_and_the_mean(place, two):
+    """Muon needs whole matrices, of which a rank holds half; the mean of the weights is shared out, too."""
+    recipe = place.recipe(accumulation=2, optimizer="muon", average=0.9, norms_every=2)
+    loss, norm, weight = distances(place.folder / "muon", place.single("one muon", recipe), recipe)
+    print(f"Muon on two ranks: dloss {loss:.1e} dnorm {norm:.1e} dweight {weight:.1e}")
     assert loss <= 1e-5 and norm <= 1e-5 and weight <= 1e-4
 
 

@@ -6,7 +6,9 @@ Nothing random is hidden state: the batches of a step and the seeds of its dropo
 number. So a run that is killed and resumed ends with the very same bits.
 """
 
+import contextlib
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -189,7 +191,12 @@ class Trainer:
         finally:
             self.stepper.close()
             self.saver.close()
-            for watcher in self.watchers:
+            self._part(failed=sys.exc_info()[0] not in (None, Interrupted))
+
+    def _part(self, failed: bool) -> None:
+        """Let the watchers end; after a failure none of theirs takes its place, as when memory is gone."""
+        for watcher in self.watchers:
+            with contextlib.suppress(*[Exception] if failed else []):
                 watcher.on_end()
 
     def save(self, last: bool = False) -> None:
