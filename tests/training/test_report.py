@@ -1,10 +1,12 @@
 """The log of a run: whole lines, cut back to the checkpoint, readable by anything that reads JSON."""
 
+import errno
 import io
 import json
 import math
 import struct
 import sys
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -77,6 +79,45 @@ def test_a_torn_last_line_is_cut(run):
         keep_lines_before(run.metrics_file, 99)
         assert read_metrics(run.metrics_file) == before
         assert run.metrics_file.read_bytes() == whole[:start]
+
+
+class FullDisk(io.FileIO):
+    """A file that takes `room` bytes, and no more."""
+
+    room = 0
+
+    def write(self, data: Any) -> int:
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = super().write(data[: self.room])
+        self.room -= taken
+        return taken
+
+
+def test_a_full_disk_tears_no_line(run):
+    """What it refuses waits, is told when a checkpoint is to be saved, and follows when there is room again,
+    from the byte where it stopped.
+    """
+    log(run, JsonLines(), range(3))
+    expected = run.metrics_file.read_bytes()
+    run.metrics_file.unlink()
+    watcher = JsonLines()
+    watcher.on_start(run, 0, 3)
+    assert watcher.file is not None
+    watcher.file.close()
+    watcher.file.file = full = FullDisk(run.metrics_file, "a")
+    full.room = len(expected) // 2
+    for step in range(3):
+        watcher.on_step(step, metrics(loss=3.0 - step / 10))
+        if step % 2:
+            watcher.on_evaluation(step, EVALUATION)
+    assert run.metrics_file.read_bytes() == expected[: len(expected) // 2]
+    with pytest.raises(OSError, match=r"metrics\.jsonl could not be written: No space .*; \d+ bytes wait"):
+        watcher.before_save(3)
+    full.room = 10_000
+    watcher.before_save(3)
+    assert run.metrics_file.read_bytes() == expected
+    watcher.on_end()
 
 
 def test_lines_of_another_kind_end_the_log(run):

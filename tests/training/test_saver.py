@@ -198,6 +198,26 @@ def test_a_full_disk_is_survived_if_asked(tmp_path, corpus, monkeypatch):
     assert [path.name for path in checkpoints(tmp_path / "run")] == ["step-00000009", "step-00000006"]
 
 
+def test_a_log_that_cannot_be_written_is_survived_if_asked(tmp_path, corpus):
+    """on_save_error=warn: no checkpoint is ahead of its log, the next one is written; the last must be."""
+
+    class Full(Notes):
+        full_at = 3
+
+        def before_save(self, step: int) -> None:
+            if step == self.full_at:
+                raise OSError(errno.ENOSPC, f"the log is full at step {step}")
+
+    recipe, full = tiny_recipe(corpus, steps=9, save_every=3, on_save_error="warn", probes=0), Full()
+    loop.train(recipe, tmp_path / "run", watchers=[full], stop_after=7)
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step-00000007", "step-00000006"]
+    assert "the log is full at step 3; training goes on (on_save_error=warn)" in full.notes
+    full.full_at = 9
+    with pytest.raises(OSError, match="full at step 9"):
+        loop.train(recipe, tmp_path / "run", watchers=[full], resume=True)
+    assert checkpoints(tmp_path / "run")[0].name == "step-00000007"
+
+
 def test_leftovers_of_a_killed_save_go_at_the_next_start(tmp_path, corpus):
     """.tmp and .trash folders of a killed process are cleared away before the first step."""
     recipe = tiny_recipe(corpus)
@@ -207,9 +227,9 @@ def test_leftovers_of_a_killed_save_go_at_the_next_start(tmp_path, corpus):
         (run / name / "model.safetensors").write_bytes(b"half")
 
     class Look(Watcher):
-        def on_start(self, folder: RunFolder, first_step: int, steps: int) -> None:
-            assert [path.name for path in folder.checkpoints.iterdir()] == ["step-00000005"]
-            assert not list((folder.path / "best").iterdir())
+        def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
+            assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000005"]
+            assert not list((run.path / "best").iterdir())
 
     loop.train(recipe, run, resume=True, watchers=[Look()])
 

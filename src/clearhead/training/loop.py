@@ -201,10 +201,15 @@ class Trainer:
 
     def save(self, last: bool = False) -> None:
         """Write a checkpoint of this very moment; the last one of a run must succeed."""
-        for watcher in self.watchers:
-            watcher.before_save(self.step)
+        ready = self.saver.told(self._settle, must=last)
+        if self.parallel.any(not ready):  # a checkpoint is never ahead of its log
+            return
         if self.saver.save(self.step, self.model, self.learner.optimizer, self._state(), last=last):
             self.saved_step = self.step
+
+    def _settle(self) -> None:
+        for watcher in self.watchers:
+            watcher.before_save(self.step)
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint tells beside tensors."""

@@ -7,13 +7,14 @@ Samples      samples.txt
 TensorBoard  with the extra `clearhead[tensorboard]`
 """
 
+import contextlib
 import json
 import math
 import os
 import re
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -46,41 +47,76 @@ class Watcher:
         """The model wrote something."""
 
     def before_save(self, step: int) -> None:
-        """A checkpoint is about to be written: make durable what belongs to it."""
+        """A checkpoint is about to be written: make durable what belongs to it. OSError: the disk refused,
+        and there is no checkpoint without it.
+        """
 
     def on_end(self) -> None:
         """Training is over, finished or interrupted."""
+
+
+class GrowingFile:
+    """A file that text is added to. What a full disk refuses waits in memory, and is tried again with the
+    next text, from the very byte where it stopped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.waiting = path, b""
+        # without a buffer, so that whoever looks at the run sees every step when it is done
+        self.file = path.open("ab", buffering=0)
+
+    def add(self, text: str) -> None:
+        """Write the text at the end, now or later."""
+        self.waiting += text.encode()
+        with contextlib.suppress(OSError):
+            self._write()
+
+    def settle(self) -> None:
+        """Make all of it durable. OSError: the disk refused some, which still waits."""
+        try:
+            self._write()
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            what = f"{self.path} could not be written: {error.strerror}; {len(self.waiting):,} bytes wait"
+            raise OSError(error.errno, what) from error
+
+    def close(self) -> None:
+        """End it. OSError: the disk still refuses what waits."""
+        with self.file:
+            self._write()
+
+    def _write(self) -> None:
+        while self.waiting:
+            self.waiting = self.waiting[self.file.write(self.waiting) :]
 
 
 class JsonLines(Watcher):
     """metrics.jsonl: one JSON object per line, `step` first."""
 
     def __init__(self) -> None:
-        self.file: TextIO | None = None
+        self.file: GrowingFile | None = None
 
     def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
         keep_lines_before(run.metrics_file, first_step)
-        # line by line, so that whoever looks at the run sees every step when it is done
-        self.file = run.metrics_file.open("a", encoding="utf-8", buffering=1)
+        self.file = GrowingFile(run.metrics_file)
 
     def on_step(self, step: int, metrics: dict[str, Any]) -> None:
-        self._write({"step": step, **plain(metrics)})
+        self._add({"step": step, **plain(metrics)})
 
     def on_evaluation(self, step: int, metrics: dict[str, Any]) -> None:
-        self._write({"step": step, **plain(metrics)})
+        self._add({"step": step, **plain(metrics)})
 
     def before_save(self, step: int) -> None:
         if self.file is not None:
-            self.file.flush()
-            os.fsync(self.file.fileno())
+            self.file.settle()
 
     def on_end(self) -> None:
         if self.file is not None:
             self.file.close()
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def _add(self, entry: dict[str, Any]) -> None:
         assert self.file is not None, "on_start comes first"
-        self.file.write(json.dumps(entry) + "\n")
+        self.file.add(json.dumps(entry) + "\n")
 
 
 def plain(entry: dict[str, Any]) -> dict[str, Any]:
@@ -199,16 +235,25 @@ class Samples(Watcher):
     """samples.txt: what the model wrote, and when."""
 
     def __init__(self) -> None:
-        self.file: Path | None = None
+        self.path: Path | None = None
+        self.file: GrowingFile | None = None  # made for the first sample
 
     def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
-        self.file = run.samples_file
-        keep_samples_before(self.file, first_step)
+        self.path = run.samples_file
+        keep_samples_before(self.path, first_step)
 
     def on_sample(self, step: int, text: str) -> None:
-        assert self.file is not None, "on_start comes first"
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(f"--- step {step + 1}\n{text}\n")
+        assert self.path is not None, "on_start comes first"
+        self.file = self.file or GrowingFile(self.path)
+        self.file.add(f"--- step {step + 1}\n{text}\n")
+
+    def before_save(self, step: int) -> None:
+        if self.file is not None:
+            self.file.settle()
+
+    def on_end(self) -> None:
+        if self.file is not None:
+            self.file.close()
 
 
 def keep_samples_before(samples_file: Path, step: int) -> None:

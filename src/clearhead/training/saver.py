@@ -49,22 +49,22 @@ class Saver:
         Returns whether it is there, or begun. OSError: it could not be written, or the one before could not;
         with on_save_error="warn" only the last one raises, and others are noted.
         """
-        self._told(self.finish)
+        self.told(self.finish)
         content = take_content(step, model, optimizer, state)
         if self.thread is None or last:
-            return self._told(lambda: self._write(content), must=last)
+            return self.told(lambda: self._write(content), must=last)
         self.writing = self.thread.submit(self._write, content.copy())
         return True
 
     def keep_best(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
         """Keep the weights of this moment as the best so far, instead of those before."""
         self.tell()
-        self._told(lambda: self._keep("best", step, model, state, alone=True))
+        self.told(lambda: self._keep("best", step, model, state, alone=True))
 
     def keep_milestone(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
         """Keep the weights of this moment for good."""
         self.tell()
-        self._told(lambda: self._keep("milestones", step, model, state, alone=False))
+        self.told(lambda: self._keep("milestones", step, model, state, alone=False))
 
     @property
     def failed(self) -> bool:
@@ -75,7 +75,7 @@ class Saver:
         """Wait for the thread, with whose words those of the ranks must not mix; raise or note what it died
         of.
         """
-        self._told(self.finish)
+        self.told(self.finish)
 
     def finish(self) -> None:
         """Wait for what is being written; raise what went wrong."""
@@ -101,7 +101,10 @@ class Saver:
                 if former != final:
                     remove_folder(former)
 
-    def _told(self, action: Callable[[], None], must: bool = False) -> bool:
+    def told(self, action: Callable[[], None], must: bool = False) -> bool:
+        """Do what may meet a full disk; return whether it went well. OSError: on_save_error="stop", or it
+        `must` go well; else the error is noted.
+        """
         try:
             action()
             return True
