@@ -6,7 +6,7 @@ names a published model.
 """
 
 import math
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -431,6 +431,9 @@ class ModelConfig:
         for name, part in parts.items():
             if isinstance(values.get(name), dict):
                 check_field_names(part, values[name], what=f"model.{name}")
+                needed = [field.name for field in fields(part) if field.default is MISSING]
+                if missing := [field for field in needed if field not in values[name]]:
+                    raise ValueError(f"model.{name} must give {' and '.join(missing)}")
                 made[name] = part(**values[name])
         return cls(**(values | made))
 

@@ -41,7 +41,7 @@ _TEXT = """
 """
 _NOT_TEXT = """
     .json .csv .arrow .pdf .doc .docx .epub .zip .tar .tgz .7z .rar .bz2 .xz .npy .npz .bin .pt .pth .pickle
-    .pkl .safetensors .png .jpg .jpeg .gif .mp3 .mp4 .wav .exe .so .dll .pyc
+    .pkl .safetensors .gguf .png .jpg .jpeg .gif .mp3 .mp4 .wav .exe .so .dll .pyc
 """
 TEXT_SUFFIXES = frozenset(_TEXT.split())
 """What a folder gives as plain text. A file named by itself is text whatever its suffix, except these:"""

@@ -45,6 +45,7 @@ def read_state(path: Path) -> dict[str, Any]:
             groups = [(group["params"], group["settings"]) for group in saved["groups"]]
             good = good and isinstance(saved["kind"], str) and isinstance(saved["values"], dict)
             good = good and all(isinstance(p, list) and isinstance(s, dict) for p, s in groups)
+            good = good and all(isinstance(name, str) for names, _ in groups for name in names)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, FileNotFoundError):
         good, content = False, {}
     if not good:
