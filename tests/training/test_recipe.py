@@ -134,6 +134,13 @@ def test_settings_out_of_range_are_named(wrong):
         TrainConfig(**wrong)
 
 
+@pytest.mark.parametrize("how", [{"parallel": "fsdp"}, {"replicate": 2}, {"tensor_parallel": 2}], ids=str)
+def test_ranks_that_share_out_a_model_write_no_samples(how):
+    """One that drew another token than the others would leave them waiting."""
+    with pytest.raises(ValueError, match="sample_every=5 needs the whole model on one rank"):
+        TrainConfig(steps=5, sample_every=5, **how)
+
+
 def test_exactly_one_budget():
     for train in (TrainConfig(), TrainConfig(steps=5, tokens=100)):
         with pytest.raises(ValueError, match=r"exactly one budget of train.steps, .* got (none|steps=5 and)"):

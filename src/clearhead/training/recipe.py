@@ -78,7 +78,7 @@ class TrainConfig:
     contrastive_both: bool = False  # contrastive: each counterpart finds its text, too
     lr: float = 3e-3  # highest learning rate
     min_lr: float = 0.0  # learning rate at the end
-    embed_lr_scale: float = 1.0  # factor on the learning rate of the embedding, whose rows are seldom seen
+    embed_lr_scale: float = 1.0  # factor on the learning rate of the embeddings, whose rows are seldom seen
     warmup: float = 0.05  # share of the steps in which the learning rate rises from 0
     schedule: Schedule = "linear"  # how it falls after that
     decay: float = 0.2  # trapezoid: share of the steps in which the learning rate falls, at the end
@@ -201,8 +201,12 @@ class TrainConfig:
             raise ValueError("replicate and tensor_parallel go with parallel='fsdp', not with 'ddp'")
         if not 1 <= self.rank_timeout < 1e6:
             raise ValueError(f"rank_timeout={self.rank_timeout} must be at least 1 second")
-        if self.tensor_parallel > 1 and self.sample_every:
-            raise ValueError("samples come from whole matrices; set sample_every=0 with tensor_parallel")
+        shared_out = self.parallel == "fsdp" or max(self.replicate, self.tensor_parallel) > 1
+        if shared_out and self.sample_every:
+            raise ValueError(
+                f"sample_every={self.sample_every} needs the whole model on one rank, and parallel='fsdp', "
+                "replicate and tensor_parallel share it out; set sample_every=0"
+            )
 
     def _check_effects(self) -> None:
         """Raise ValueError for a setting that does nothing beside the others."""
@@ -239,7 +243,7 @@ class TrainConfig:
     def free(self) -> dict[str, Any]:
         """The settings that change no number of a run, so that one that is resumed may change them."""
         names = (
-            *("norms_every", "checkpoint_activations"),
+            *("norms_every", "checkpoint_activations", "sample_every", "sample_prompt", "sample_tokens"),
             *("on_nonfinite", "max_skips", "probes", "keep", "keep_best", "milestones", "async_save"),
             *("on_save_error", "parallel", "replicate", "tensor_parallel", "rank_timeout", "compare_every"),
         )
