@@ -473,7 +473,7 @@ def test_going_back_deletes_nothing_newer(tmp_path, caplog):
     for step in (5, 6, 7):
         save_checkpoint(tmp_path, step, filled(step))
     assert [path.name[-2:] for path in checkpoints(tmp_path)] == ["20", "10", "07", "06"]
-    assert "step-00000020 is newer than step 5" in caplog.text
+    assert "step-00000020 is newer than step 5, just saved; unless damaged, it is loaded first" in caplog.text
 
 
 # ------------------------------------------------------------------- injuries: every one is detected (R4)

@@ -238,7 +238,9 @@ def prune(run: Path, step: int, keep: int) -> None:
     kept = 0
     for path in checkpoints(run):
         if step_of(path) > step:
-            logger.warning("%s is newer than step %d, just saved, and is loaded first", path, step)
+            logger.warning(
+                "%s is newer than step %d, just saved; unless damaged, it is loaded first", path, step
+            )
         elif kept == keep:
             remove_folder(path)
         elif not damage(path, hashes=False):
