@@ -1,6 +1,7 @@
 """clearhead launch and clearhead verify."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,18 @@ def test_verify_wants_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         main(["verify", str(tmp_path / "none")])
     assert "holds no run: there is no such folder" in capsys.readouterr().err
+
+
+def test_a_run_that_never_saved_is_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it has is looked at; that there is no checkpoint is told, and ends with code 2."""
+    run = train(tiny_recipe(write_corpus(tmp_path / "corpus"), probes=0), tmp_path / "run", stop_after=1)
+    shutil.rmtree(run.checkpoints)
+    with pytest.raises(SystemExit) as stop:
+        main(["verify", str(run.path)])
+    assert stop.value.code == 2
+    told = capsys.readouterr()
+    assert "data/train: whole" in told.out
+    assert "holds no checkpoint: it has not saved yet, and --resume begins it anew" in told.err
 
 
 def test_what_launch_starts() -> None:

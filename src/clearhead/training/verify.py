@@ -22,7 +22,7 @@ class Finding(NamedTuple):
 def verify_run(run: str | Path) -> Iterator[Finding]:
     """Go through the checkpoints, the best and the milestones of a run, and its tokens, reading every byte.
 
-    FileNotFoundError: there is no run.
+    FileNotFoundError: there is no run; or, at the end, it has no checkpoint.
     """
     folder = RunFolder(run)
     folder.recipe()
@@ -32,6 +32,10 @@ def verify_run(run: str | Path) -> Iterator[Finding]:
     for index in sorted(folder.data.glob("**/index.json")):
         if list(index.parent.glob("*.bin")):
             yield Finding(index.parent, _verify_shards(index.parent))
+    if not steps_in(folder.checkpoints):
+        raise FileNotFoundError(
+            f"{run} holds no checkpoint: it has not saved yet, and --resume begins it anew"
+        )
 
 
 def _verify_shards(folder: Path) -> list[str]:
