@@ -116,6 +116,17 @@ def test_muon_has_its_own_rate_on_the_same_schedule():
         assert found == pytest.approx({(True, False): rate / 2, (False, True): 6e-3, (False, False): 2e-3})
 
 
+def test_both_embeddings_of_an_encoder_decoder_have_the_factor():
+    """Also that of a source with a vocabulary of its own; nothing else has it."""
+    model = Transformer(tiny_recipe("x", model={"shape": "encoder-decoder", "source_vocab_size": 90}).model)
+    groups = make_optimizer(model, TrainConfig(steps=1, embed_lr_scale=3.0)).param_groups
+    scaled = {p for group in groups if group["lr_scale"] == 3.0 for p in group["params"]}
+    assert {name for name, p in model.named_parameters() if p in scaled} == {
+        "embed.weight",
+        "source_embed.weight",
+    }
+
+
 def test_adamw_is_the_default():
     """Without a word about it, the optimizer is AdamW, fused where it can be."""
     optimizer = make_optimizer(Transformer(tiny_recipe("x").model, seed=0), TrainConfig(steps=1))

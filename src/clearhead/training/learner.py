@@ -94,7 +94,8 @@ def make_optimizer(model: nn.Module, settings: TrainConfig) -> AdamW:
 
     Muon's groups follow the same schedule, at `muon_rate() / lr` times its height.
     """
-    scales = {"embed": settings.embed_lr_scale}
+    tables = [part for part in ("embed", "source_embed") if hasattr(model, part)]
+    scales = dict.fromkeys(tables, settings.embed_lr_scale)
     betas = (settings.beta1, settings.beta2)
     if settings.optimizer == "adamw":
         groups = parameter_groups(model, settings.weight_decay, scales)
