@@ -46,7 +46,7 @@ def test_a_file_of_ids_is_a_source_like_any_other(tmp_path):
             r"train\.bin holds ids; data\.tokenizer has to name the vocabulary that made them",
         ),
         ({"strict": True}, r"data\.strict=True has no effect, .*train\.bin is prepared already"),
-        ({"vocab_size": 300}, r"data\.vocab_size=300 has no effect with data\.tokenizer="),
+        ({"vocab_size": 300}, r"data\.vocab_size=300 has no effect with the tokenizer .*json, whose"),
         ({}, r"train\.bin holds id 257 at 9; the tokenizer's are 0 to 256: it was made with another one"),
     ],
 )
@@ -80,6 +80,19 @@ def test_a_changed_byte_of_a_prepared_folder_is_refused_before_the_first_step(pr
     shard.write_bytes(injured)
     with pytest.raises(ValueError, match=r"shard-00000\.bin has changed since it was written"):
         prepare_data(settings, RunFolder(tmp_path / "run"), notes.append)
+
+
+def test_a_prepared_folder_keeps_its_own_vocabulary(prepared, tmp_path):
+    """What the recipe says of a vocabulary to learn must be what the folder was made with."""
+    run = RunFolder(tmp_path / "run")
+    cases: list[tuple[str, Any]] = [("vocab_size", 300), ("splitter", "cl100k")]
+    for name, other in cases:
+        message = (
+            f"data.{name}={other!r} has no effect with the tokenizer .*tokens/tokenizer.json, whose {name}"
+        )
+        with pytest.raises(ValueError, match=message):
+            prepare_data(DataConfig(str(prepared), **{name: other}), run, lambda _: None)
+    prepare_data(DataConfig(str(prepared), vocab_size=TOKENIZER.vocab_size), run, lambda _: None)
 
 
 def test_a_folder_too_large_to_be_read_at_every_start_says_so(prepared, tmp_path, monkeypatch):

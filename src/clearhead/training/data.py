@@ -59,7 +59,8 @@ def prepare_data(
     folder = data_folder(data, run)
     if folder != run.data:
         _check_effect(data, folder, (*_HOW_TEXT_IS_READ, "validation"))
-        tokenizer = open_tokenizer(data.tokenizer or folder / "tokenizer.json")
+        place = data.tokenizer or str(folder / "tokenizer.json")
+        tokenizer = open_tokenizer(place) if run.exists() else _given_tokenizer(data, place)
         return open_data(folder, tokenizer, verify=_worth_checking(folder, note))
     if run.begun:  # the first process has made or checked them, and they are its own to mend
         return open_data(folder, run.tokenizer())
@@ -171,8 +172,8 @@ def _given_tokenizer(data: DataConfig, path: str) -> AnyTokenizer:
         wanted, found = getattr(data, name), getattr(tokenizer, name)
         if wanted not in (getattr(DataConfig, name), found):
             raise ValueError(
-                f"data.{name}={wanted!r} has no effect with data.tokenizer={path!r}, whose {name} is "
-                f"{found!r}; leave one of them away"
+                f"data.{name}={wanted!r} has no effect with the tokenizer {path}, whose {name} is {found!r}; "
+                "leave one of them away"
             )
     return tokenizer
 
