@@ -176,8 +176,8 @@ def test_the_same_recipe_twice_gives_the_same_run(template, tmp_path):
 
 def test_looking_changes_nothing(template, tmp_path):
     """Evaluation, samples and checkpoints in every step leave no trace in the weights."""
-    often = {"eval_every": 1, "sample_every": 1, "sample_tokens": 3, "save_every": 1}
-    seldom = {"eval_every": 10, "sample_every": 0, "save_every": 10}
+    often: dict[str, Any] = {"eval_every": 1, "sample_every": 1, "sample_tokens": 3, "save_every": 1}
+    seldom: dict[str, Any] = {"eval_every": 10, "sample_every": 0, "save_every": 10}
     files = []
     for name, settings in (("often", often), ("seldom", seldom)):
         folder = run(tiny_recipe(template, model=DROPOUT, **settings), tmp_path / name, Samples())
@@ -188,7 +188,8 @@ def test_looking_changes_nothing(template, tmp_path):
 
 def test_micro_batches_equal_one_batch(template, tmp_path):
     """Sum of token losses / targets of the whole step; with documents the parts have unequal counts."""
-    for kind in ({}, {"document_mask": True}):
+    kinds: list[dict[str, Any]] = [{}, {"document_mask": True}]
+    for kind in kinds:
         one = run(tiny_recipe(template, batch_size=4, **kind), tmp_path / f"one-{len(kind)}")
         two = run(tiny_recipe(template, batch_size=2, accumulation=2, **kind), tmp_path / f"two-{len(kind)}")
         assert losses(two) == pytest.approx(losses(one), rel=1e-6)
@@ -238,7 +239,7 @@ def test_bfloat16_keeps_the_weights_in_float32(template, tmp_path):
 @pytest.mark.slow
 def test_a_compiled_run_resumes_to_the_bit(template, tmp_path):
     """With dropout, too; and its checkpoints hold the plain model's names."""
-    often = {"steps": 2, "eval_every": 2, "save_every": 1}
+    often: dict[str, Any] = {"steps": 2, "eval_every": 2, "save_every": 1}
     recipe = tiny_recipe(template, model={**DROPOUT, "n_layers": 1}, compile="on", **often)
     whole = run(recipe, tmp_path / "whole")
     parts = run(recipe, tmp_path / "parts", stop_after=1)
