@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import os
 import re
 import shlex
 import signal
@@ -23,7 +24,7 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.training.checkpoint import checkpoints
 from clearhead.training.recipe import DataConfig, TrainConfig
-from clearhead.training.report import read_metrics
+from clearhead.training.report import TIMINGS, read_metrics
 from clearhead.training.run_folder import RunFolder
 from tiny_run import tiny_recipe, write_corpus, write_recipe
 
@@ -222,6 +223,40 @@ def test_demo_ends_with_its_page(
     assert "clearhead generate demo" in said
     again = clear("demo --run demo --resume")  # nothing left to train: the page alone
     assert again == said
+
+
+def test_evaluate_measures_what_was_learned(clear: Callable[..., str], home: Path) -> None:
+    """A classifier by its own measures: those that its log ends with."""
+    words = ("red", "green", "old", "small", "cat", "dog", "bird", "house")
+    rows = [f"{one} {other},{one[0]}" for one in words for other in words]
+    (home / "lab.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    settings = {"n_heads": 2, "d_model": 16, "n_layers": 1, "shape": "encoder"}
+    recipe = tiny_recipe("lab.csv", model=settings, objective="classes", steps=2, probes=0)
+    write_recipe(home / "classes.toml", recipe)
+    clear("train classes.toml --run classes")
+    last = read_metrics(home / "classes/metrics.jsonl")[-1]
+    found = json.loads(clear("evaluate classes --json"))
+    assert found == {name: last[name] for name in ("validation_loss", "accuracy", "f1")}
+    assert f"accuracy        {found['accuracy']:.4f}" in clear("evaluate classes").splitlines()
+
+
+def test_the_same_seed_in_two_processes_gives_the_same_bytes(clear: Callable[..., str], home: Path) -> None:
+    """R16: every file of the last checkpoint and the log without its times, whatever Python hashes with."""
+    runs = [home / "twice-1", home / "twice-2"]
+    for run in runs:
+        words = [sys.executable, "-m", "clearhead.cli", "train", "recipe.toml", "--run", run.name]
+        environment = os.environ | {"PYTHONHASHSEED": run.name[-1]}
+        subprocess.run(words, env=environment, check=True, capture_output=True)
+    one, other = ({file.name: file.read_bytes() for file in checkpoints(run)[0].iterdir()} for run in runs)
+    assert one == other
+    logs = [
+        [
+            {name: value for name, value in entry.items() if name not in TIMINGS}
+            for entry in read_metrics(file)
+        ]
+        for file in (run / "metrics.jsonl" for run in runs)
+    ]
+    assert logs[0] == logs[1] != []
 
 
 def test_tensorboard(clear: Callable[..., str], home: Path) -> None:
