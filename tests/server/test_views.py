@@ -14,7 +14,7 @@ from clearhead.generation.decode import generate
 from clearhead.inspector.manifest import manifest
 from clearhead.inspector.passes import Pass, Passes, Question
 from clearhead.inspector.record import Edit
-from clearhead.inspector.spelling import Speller
+from clearhead.inspector.spelling import Speller, spell
 from clearhead.inspector.trace import source_text, trace
 from clearhead.inspector.views import (
     cut,
@@ -458,6 +458,17 @@ def test_the_bytes_of_the_tokens_are_the_text(tokenizer: Tokenizer) -> None:
         assert b"".join(bytes.fromhex(piece.bytes) for piece in pieces) == text.encode()
         assert [p.start for p in pieces[1:]] == [p.end for p in pieces[:-1]]
         assert [p.special for p in pieces].count(True) == text.count("<|endoftext|>")
+
+
+def test_a_cut_character_is_spelled_by_its_bytes() -> None:
+    """Tokens that hold parts of one character read differently; whole characters read as themselves."""
+    assert [spell(raw) for raw in (b" \xe4\xbd", b"\xa0", "你".encode(), b"\xff\xfea", b"")] == [
+        " ⟨e4 bd⟩",
+        "⟨a0⟩",
+        "你",
+        "⟨ff fe⟩a",
+        "",
+    ]
 
 
 def test_merges_build_the_token(tokenizer: Tokenizer) -> None:

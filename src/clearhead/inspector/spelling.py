@@ -2,10 +2,12 @@
 
     "hugs" -> hug s        hug: 68 75 67, built by u+g, then h+ug
 
-Positions are byte positions in the UTF-8 text, because a token may cut a character.
+Positions are byte positions in the UTF-8 text, because a token may cut a character. Bytes of a cut character
+are spelled as such: "你" in two tokens reads ⟨e4 bd⟩ ⟨a0⟩.
 """
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -49,7 +51,7 @@ class Speller:
         """The text of a token; its number in brackets where it has none."""
         known = self._words.get(token_id)
         if known is None:
-            known = self.bytes_of(token_id).decode("utf-8", "replace") or f"[{token_id}]"
+            known = spell(self.bytes_of(token_id)) or f"[{token_id}]"
             self._words[token_id] = known
         return known
 
@@ -66,7 +68,7 @@ class Speller:
         made, place = [], 0
         for number, token_id in enumerate(ids):
             raw = self.bytes_of(token_id, first=number <= before)
-            text = raw.decode("utf-8", "replace") or f"[{token_id}]"
+            text = spell(raw) or f"[{token_id}]"
             end = place + (len(raw) if before <= number < len(ids) - after else 0)
             made.append(Piece(token_id, text, raw.hex(), place, end, token_id in self._special))
             place = end
@@ -90,6 +92,18 @@ class Speller:
             steps.append(f"{best[0].hex()} {best[1].hex()}")
             symbols = _merged(symbols, best)
         return steps
+
+
+def spell(raw: bytes) -> str:
+    """Bytes as text; those that belong to no whole character in hexadecimal.
+
+    >>> spell(" 你".encode()[:-1])
+    ' ⟨e4 bd⟩'
+    """
+    text = raw.decode("utf-8", "surrogateescape")
+    return re.sub(
+        "[\udc80-\udcff]+", lambda cut: f"⟨{cut[0].encode('utf-8', 'surrogateescape').hex(' ')}⟩", text
+    )
 
 
 def _symbols(token: bytes, alphabet: str) -> list[bytes]:

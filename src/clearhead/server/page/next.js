@@ -8,7 +8,7 @@ import { brief, fill, h, percent, visible } from "./dom.js";
 import { say } from "./grid.js";
 import { wordOf } from "./map.js";
 import { largest, pipeline, race, softmax } from "./sample.js";
-import { app, beside, compared, go, manifest, position, redraw } from "./store.js";
+import { app, beside, compared, go, manifest, position, redraw, written } from "./store.js";
 import { t } from "./text.js";
 
 const SHOWN = 9;
@@ -72,9 +72,6 @@ export function spell(ids) {
 }
 
 const nameOf = (id) => (says() ? visible(wordOf(id)) : (manifest.labels?.[id] ?? t(manifest.shape === "module" ? "output" : "class", { n: id })));
-
-/** The text of pieces, without the token that a decoder is started with. */
-const written = (pieces) => pieces.filter((piece, i) => i > 0 || !piece.special).map((piece) => piece.text).join("");
 
 /** Take this token: it becomes part of the text, as itself, whatever the tokenizer would make of the text. */
 export function force(id) {

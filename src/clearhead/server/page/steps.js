@@ -8,7 +8,7 @@ import { css, diverging, sequential } from "./colors.js";
 import { brief, exact, fill, h, percent, visible } from "./dom.js";
 import { makeGrid } from "./grid.js";
 import { CanvasPaint, SvgPaint, pixels } from "./paint.js";
-import { app, go, keysOf, layerIndex, manifest, openHead, piecesOf, position, redraw, rowIndex, rowsOf, show, stack, valueNamed } from "./store.js";
+import { app, go, keysOf, layerIndex, manifest, openHead, piecesOf, position, redraw, rowIndex, rowsOf, show, stack, valueNamed, written } from "./store.js";
 import { t } from "./text.js";
 
 const WINDOW = 256; // rows of a picture at most; where they stand in the whole, a small map shows
@@ -716,7 +716,7 @@ function nearest(table, id) {
 function tokenView() {
   const piece = piecesOf(stack())[position()];
   if (!piece) return null;
-  const text = piecesOf(stack()).map((one) => one.text).join("");
+  const text = written(piecesOf(stack()));
   if (token.key !== text) {
     token = { key: text, answer: null };
     api.tokenize(text).then((answer) => {

@@ -163,8 +163,8 @@ function settle(acted) {
   writeAddress();
 }
 
-/** The text of pieces, without the token that a decoder is started with. */
-function written(pieces) {
+/** The text of pieces, without the token that a decoder is started with. A token may hold half a character. */
+export function written(pieces) {
   const hex = pieces.filter((piece, i) => i > 0 || !piece.special).map((piece) => piece.bytes).join("");
   if (!hex) return pieces.map((piece) => piece.id).join(" "); // without a tokenizer a text is numbers
   return new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(hex.match(/../g), (byte) => parseInt(byte, 16)));
