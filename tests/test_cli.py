@@ -228,7 +228,7 @@ def test_demo_ends_with_its_page(
 def test_evaluate_measures_what_was_learned(clear: Callable[..., str], home: Path) -> None:
     """A classifier by its own measures: those that its log ends with."""
     words = ("red", "green", "old", "small", "cat", "dog", "bird", "house")
-    rows = [f"{one} {other},{one[0]}" for one in words for other in words]
+    rows = [f"document {number},{word[0]}" for number, word in enumerate(words * 12)]
     (home / "lab.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
     settings = {"n_heads": 2, "d_model": 16, "n_layers": 1, "shape": "encoder"}
     recipe = tiny_recipe("lab.csv", model=settings, objective="classes", steps=2, probes=0)
