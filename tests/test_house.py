@@ -209,3 +209,15 @@ def test_every_file_tells_its_purpose() -> None:
         name_of(p) for p in modules() if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))
     ]
     assert not silent
+
+
+def test_the_tests_that_docs_name_exist() -> None:
+    """The tables of docs/reliability.md and CONTRIBUTING.md point at tests, by file and name."""
+    root = SOURCE.parents[1]
+    for document in (root / "docs" / "reliability.md", root / "CONTRIBUTING.md"):
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", document.read_text(encoding="utf-8"))
+        assert len(named) > 5
+        for file, test in named:
+            assert f"def {test}" in (root / file).read_text(encoding="utf-8"), (
+                f"{document.name}: {file} {test}"
+            )
