@@ -312,7 +312,11 @@ def test_the_shapes_of_the_field_take_experts() -> None:
     memory = both.encode(ids, mask, routing=read)
     logits = both(ids[:, :4], memory=memory, routing=written)
     assert [len(read.layers), len(written.layers)] == [2, 3]
-    assert torch.equal(logits, both(ids[:, :4], source=ids, source_mask=mask))
+    seen = Routing()
+    assert torch.equal(logits, both(ids[:, :4], source=ids, source_mask=mask, routing=seen))
+    (encoded, real), (decoded, _) = seen.stacks(None, mask)
+    assert torch.equal(encoded.load(real), read.load(mask)) and torch.equal(decoded.load(), written.load())
+    correct_balance(both, torch.cat([encoded.load(real), decoded.load()]))
     with pytest.raises(ValueError, match="n_encoder_layers=2 must be n_layers=3"):
         both.config.replace(expert_layers=(True, False, True))
 

@@ -69,13 +69,13 @@ def test_experts_that_nobody_chose_are_counted():
     assert found["expert_load/decoder.blocks.0.ff"] == (load.max() / load.mean()).item()
 
 
-def test_of_two_stacks_the_decoders_experts_are_counted():
-    """An encoder-decoder of experts is looked at like any other: its routing is the decoder's."""
+def test_the_experts_of_both_stacks_are_counted():
+    """An encoder-decoder of experts is looked at like any other."""
     model = tiny_model(shape="encoder-decoder", experts=ExpertsConfig(n_experts=4, top_k=2, d_ff=8))
     tokens = torch.arange(16)[None]
     found = to_host(find_idle(model, lambda routing: model(tokens, source=tokens, routing=routing)))
     assert {name for name in found if name.startswith("expert_load/")} == {
-        f"expert_load/decoder.blocks.{number}.ff" for number in range(2)
+        f"expert_load/{stack}.blocks.{number}.ff" for stack in ("encoder", "decoder") for number in range(2)
     }
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clearhead.model.config import ModelConfig
+from clearhead.model.config import ExpertsConfig, ModelConfig
+from clearhead.model.experts import Routing
 from clearhead.model.transformer import Transformer
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.example_tasks import Contrastive, ExampleTask, best_piece, correlation
@@ -225,6 +226,29 @@ def test_how_many_targets_a_batch_has_is_told_by_examples_of_all_lengths(tmp_pat
     counts = [len(targets) for row in task.data.train.rows if isinstance(targets := row.targets, list)]
     exact = recipe.train.batch_size * sum(counts) / len(counts)
     assert task.targets_per_batch == pytest.approx(exact, rel=0.15)
+
+
+def test_the_experts_of_both_stacks_are_balanced(tmp_path, monkeypatch):
+    """An encoder's routers have their losses, over the tokens of the source, and their corrections."""
+    seen: list[tuple[int, ...]] = []
+    loss = Routing.loss
+
+    def watched(self: Routing, config: ExpertsConfig, real: Tensor | None = None) -> Tensor:
+        assert real is not None
+        seen.append((len(self.layers), int(real.sum())))
+        return loss(self, config, real)
+
+    monkeypatch.setattr(Routing, "loss", watched)
+    experts = ExpertsConfig(4, 2, 8, correction_bias=True, balance_loss=0.5)
+    shape = {"n_encoder_layers": 2, "experts": experts}
+    recipe = make_recipe(tmp_path, "translation", model=CASES["translation"][0] | shape, steps=1)
+    run = train(recipe, tmp_path / "run")
+    batch = make_task(recipe, run, print)[0].batch(0)
+    assert batch.source_mask is not None and batch.mask is not None
+    assert seen == [(2, int(batch.source_mask.sum())), (1, int(batch.mask.sum()))]
+    state = run.model()[0].state_dict()
+    moved = {name.split(".")[0] for name in state if name.endswith("correction") and state[name].any()}
+    assert moved == {"encoder", "decoder"}
 
 
 def test_a_few_examples_are_looked_at_on_the_way(tasks, monkeypatch):

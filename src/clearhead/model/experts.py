@@ -43,11 +43,19 @@ class Routing:
     """What the routers of a pass decided, layer by layer; give `model(tokens, routing=...)` an empty one.
 
     In every method `real` (B, T) is False for padding, which then does not count; None: all count. Of an
-    encoder-decoder it sees the decoder's pass; `model.encode(..., routing=...)` takes another one.
+    encoder-decoder it sees the decoder's pass, and `source` the encoder's, which is another Routing.
     """
 
     def __init__(self) -> None:
         self.layers: list[Routed] = []
+        self.source: Routing | None = None
+
+    def stacks(
+        self, real: Bool[Tensor, "B T"] | None = None, source_real: Bool[Tensor, "B S"] | None = None
+    ) -> list[tuple["Routing", Tensor | None]]:
+        """What each stack of the model decided, and which of its tokens are real; an encoder comes first."""
+        read = [] if self.source is None else [(self.source, source_real)]
+        return [*read, (self, real)]
 
     def balance_loss(self, real: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, ""]:
         """E x sum over experts of (choices per token) x (mean share of the score): k if all are used alike.
@@ -309,8 +317,8 @@ def correct_balance(model: nn.Module, load: Float[Tensor, "layers E"], rate: flo
     """Move each expert's correction by `rate`, up where fewer tokens than the mean chose it, else down.
 
     It balances the load without a loss that disturbs learning (Wang et al. 2024, arXiv:2408.15664). Call it
-    after an optimizer step with `Routing.load()`, summed over the step's passes. `model` may be a stack of
-    an encoder-decoder: a load that is not one row per router is a ValueError.
+    after an optimizer step with `Routing.load()`, summed over the step's passes; of an encoder-decoder with
+    that of both `Routing.stacks()`. A load that is not one row per router is a ValueError.
     """
     routers = [module for module in model.modules() if isinstance(module, Router)]
     if len(routers) != len(load):

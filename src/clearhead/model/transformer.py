@@ -366,13 +366,14 @@ class Transformer(nn.Module):
         token. `positions`: where each token stands, worked out from the others if None. `cache`: T tokens
         continue the sequences in it, and it is advanced. `source`: what an encoder-decoder reads, or
         `memory`, what `encode` made of it. `routing`: an empty Routing, in which the routers of a mixture of
-        experts, those that these tokens pass, note what they decide. Logits at padding are meaningless but
-        finite.
+        experts note what they decide. Logits at padding are meaningless but finite.
         """
         check_inputs(tokens, positions, mask, documents, cache)
         check_source(self.config, tokens, source, memory)
         if source is not None:
-            memory = self.encode(source, source_mask)
+            if routing is not None:
+                routing.source = Routing()
+            memory = self.encode(source, source_mask, None if routing is None else routing.source)
         hidden = self.stack(
             self.embed(tokens) * self.config.embed_scale,
             positions=positions,

@@ -247,7 +247,7 @@ def one_pass(model: Transformer, settings: TrainConfig, device: torch.device) ->
     else:
         loss = outputs.float().square().sum()
     if config.experts is not None and routing is not None:
-        loss = loss + routing.loss(config.experts)
+        loss = loss + sum(stack.loss(config.experts) for stack, _ in routing.stacks())
     (loss / tokens.numel()).backward()
 
 

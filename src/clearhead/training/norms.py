@@ -85,12 +85,11 @@ def find_idle(model: Transformer, run: Callable[[Routing | None], Any]) -> dict[
 
         return look
 
-    asked = set(model.stack.modules())  # of two stacks a routing sees the decoder's
     routers = []
     for name, module in model.named_modules():
         if isinstance(module, FeedForward):
             hooks.append(module.down.register_forward_pre_hook(watch(name)))
-        elif isinstance(module, Router) and module in asked:
+        elif isinstance(module, Router):
             routers.append(name.removesuffix(".router"))
     training = model.training
     try:
@@ -102,7 +101,8 @@ def find_idle(model: Transformer, run: Callable[[Routing | None], Any]) -> dict[
         for hook in hooks:
             hook.remove()
     if routing is not None and routing.layers:
-        for part, load in zip(routers, routing.load(), strict=True):
+        loads = [load for stack, _ in routing.stacks() for load in stack.load()]
+        for part, load in zip(routers, loads, strict=True):
             found[f"expert_load/{part}"] = load.max() / load.mean()
             found[f"idle_experts/{part}"] = (load == 0).float().sum()
     return found

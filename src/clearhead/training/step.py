@@ -81,7 +81,7 @@ class Stepper:
             watched = self.learner.move(loss_value, norm_value, bool(watch))
             self.skipped = 0
             if loads:
-                correct_balance(self.model.stack, self.parallel.sum(torch.stack(loads).sum(0)))
+                correct_balance(self.model, self.parallel.sum(torch.stack(loads).sum(0)))
         self.learner.optimizer.zero_grad(set_to_none=True)
         if watched:
             batch = batches[0].to(self.device)
@@ -132,8 +132,10 @@ class Stepper:
                 total += loss.detach()
                 if experts is not None and routing is not None:  # padding does not count
                     share = self.task.n_targets(batch) / n_targets
-                    loss = loss + routing.loss(experts, there.mask) * share
-                    loads.append(routing.load(there.mask))
+                    stacks = routing.stacks(there.mask, there.source_mask)
+                    for stack, real in stacks:
+                        loss = loss + stack.loss(experts, real) * share
+                    loads.append(torch.cat([stack.load(real) for stack, real in stacks]))
                 (loss * self.parallel.data_size).backward()  # ranks average their gradients
         return total, loads
 
