@@ -72,21 +72,45 @@ def evaluate(
         raise ValueError(f"max_tokens={max_tokens} must be at least 1, or None for all of the split")
     context_length = model.config.max_len if context_length is None else context_length
     device = next(model.parameters()).device
-    total, count = 0.0, 0
+    totals, count = Totals(), 0
     with evaluating(model):
         for batch in evaluation_batches(shards, batch_size, context_length, document_mask, stride):
             if max_tokens is not None:
                 keep_first(batch.targets, max_tokens - count)
+            count += int((batch.targets != IGNORED).sum())
             batch = batch.to(device)
-            loss, n = token_loss(outputs_of(model, batch), batch.targets)
-            total, count = total + loss.item(), count + int(n)
+            totals.add(token_loss(outputs_of(model, batch), batch.targets)[0])
             if max_tokens is not None and count >= max_tokens:
                 break
     if count == 0:
         raise ValueError(f"a split of {shards.n_tokens} tokens has nothing to predict; it needs at least 2")
-    loss = total / count
+    loss = totals.read()[0] / count
     tokens_per_byte = shards.n_tokens / max(shards.text_bytes, 1)
     return Evaluation(loss, perplexity(loss), loss / math.log(2) * tokens_per_byte, count)
+
+
+class Totals:
+    """Sums over batches, in float64 on the device, so that no batch is waited for.
+
+    >>> totals = Totals()
+    >>> for loss in (torch.tensor(0.5), torch.tensor(2.0)):
+    ...     totals.add(loss, torch.tensor(3))
+    >>> totals.read()
+    [2.5, 6.0]
+    """
+
+    def __init__(self) -> None:
+        self.sums: Tensor | None = None
+
+    def add(self, *values: Tensor) -> None:
+        """Add to each sum the value, a scalar, that belongs to it."""
+        new = torch.stack([value.double() for value in values])
+        self.sums = new if self.sums is None else self.sums + new
+
+    def read(self) -> list[float]:
+        """The sums, of at least one batch; this waits for the device."""
+        assert self.sums is not None, "a split has at least one batch"
+        return self.sums.tolist()
 
 
 @contextlib.contextmanager

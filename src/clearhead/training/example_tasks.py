@@ -32,7 +32,7 @@ from clearhead.model.transformer import Transformer
 from clearhead.text.batches import IGNORED, Batch
 from clearhead.text.examples import Pair, Question
 from clearhead.text.frame import end_of_text
-from clearhead.training.evaluate import Forward, evaluating, outputs_of, perplexity
+from clearhead.training.evaluate import Forward, Totals, evaluating, outputs_of, perplexity
 from clearhead.training.example_data import ExampleData
 from clearhead.training.objectives import (
     SumAndCount,
@@ -90,18 +90,19 @@ class ExampleTask(ABC):
     def evaluate(self, model: Transformer, whole: bool) -> dict[str, float]:
         """Loss and measures on the validation examples; on the first `eval_tokens` tokens unless `whole`."""
         device = next(model.parameters()).device
-        total, count, seen = 0.0, 0, 0
+        totals, seen = Totals(), 0
         pairs: list[tuple[Any, Any]] = []
         with evaluating(model):
             for batch in self.data.validation.evaluation(self.settings.batch_size):
-                batch = self.shown(batch).to(device)
-                outputs = outputs_of(model, batch)
-                loss, n = self.score(outputs, batch)
-                total, count = total + loss.item(), count + int(n)
-                pairs += self.answers(outputs, batch)
+                batch = self.shown(batch)
                 seen += batch.inputs.numel() if batch.mask is None else int(batch.mask.sum())
+                batch = batch.to(device)
+                outputs = outputs_of(model, batch)
+                totals.add(*self.score(outputs, batch))
+                pairs += self.answers(outputs, batch)
                 if not whole and seen >= self.settings.eval_tokens:
                     break
+        total, count = totals.read()
         loss = total / max(count, 1)
         measures = self.measure(loss, [one for one, _ in pairs], [other for _, other in pairs])
         return {"validation_loss": loss, **measures}

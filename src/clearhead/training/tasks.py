@@ -25,7 +25,7 @@ from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.text.frame import role
 from clearhead.training.data import END_OF_TEXT, PreparedData, data_folder, prepare_data
 from clearhead.training.demands import DEMANDS, Objective, fit_head
-from clearhead.training.evaluate import Forward, evaluate, evaluating, outputs_of, perplexity
+from clearhead.training.evaluate import Forward, Totals, evaluate, evaluating, outputs_of, perplexity
 from clearhead.training.example_data import prepare_examples
 from clearhead.training.example_tasks import (
     Answers,
@@ -166,7 +166,7 @@ class Masked(_Windows):
         device = next(model.parameters()).device
         length, shards = self.settings.context_length, self.data.validation
         lead = 0 if shards.end_of_text is None else 1  # the token that stands before the first
-        total, count, right, seen = 0.0, 0, 0, 0
+        totals, seen = Totals(), 0
         with evaluating(model):
             for windows in evaluation_batches(
                 shards, self.settings.batch_size, length, self.settings.document_mask
@@ -176,12 +176,12 @@ class Masked(_Windows):
                 batch = self._hide(replace(windows, mask=real), seed=0).to(device)
                 logits = outputs_of(model, batch)
                 loss, n = token_loss(logits, batch.targets)
-                total, count, seen = total + loss.item(), count + int(n), seen + int(real.sum())
-                right += int((logits.argmax(-1) == batch.targets).sum())
+                totals.add(loss, n, (logits.argmax(-1) == batch.targets).sum())
+                seen += int(real.sum())
                 if not whole and seen >= self.settings.eval_tokens:
                     break
-        loss = total / max(count, 1)
-        accuracy = right / max(count, 1)
+        total, count, right = totals.read()
+        loss, accuracy = total / max(count, 1), right / max(count, 1)
         return {"validation_loss": loss, "perplexity": perplexity(loss), "accuracy": accuracy}
 
     def sample(self, model: Transformer) -> None:
