@@ -4,10 +4,12 @@
  */
 
 import * as api from "./api.js";
-import { brief, fill, h, percent, visible } from "./dom.js";
+import { brief, exact, fill, h, percent, visible } from "./dom.js";
 import { lensAt, wordOf } from "./map.js";
+import { signedBar } from "./number.js";
+import { products } from "./ops.js";
 import { argmax, softmax } from "./sample.js";
-import { app, go, manifest, piecesOf, redraw, rowsOf, show, stackAt, valueNamed } from "./store.js";
+import { app, go, manifest, piecesOf, redraw, rowIndex, rowsOf, show, stackAt, valueNamed } from "./store.js";
 import { t } from "./text.js";
 
 export const QUESTIONS = 9;
@@ -57,28 +59,53 @@ function depths() {
   return rowsOf(speaker()).filter((row) => row.layer !== null).map((row) => ({ row, lens: lensAt(app.trace, row, last()) })).filter((one) => one.lens);
 }
 
-/** Which depths the logit of a word comes from, largest first; nothing where it is no such sum. */
-function whence(id) {
-  const key = `${app.trace.id}|origins|${id}`;
-  if (!slices.has(key)) {
-    slices.set(key, null);
-    api.origins(app.trace.id, last(), id).then((told) => {
-      slices.set(key, told);
+/** An answer of the server for a sentence: null until it is there, `without` where there is none. */
+function told(key, request, without) {
+  const whole = `${app.trace.id}|${key}`;
+  if (!slices.has(whole)) {
+    slices.set(whole, null);
+    const keep = (answer) => {
+      slices.set(whole, answer);
       redraw(["guide"]);
-    }, () => slices.set(key, { rows: [] }));
+    };
+    request().then(keep, () => keep(without));
   }
-  const told = slices.get(key);
-  if (!told) return "…";
-  if (told.rows.length === 0) return "";
+  return slices.get(whole);
+}
+
+/** What each depth adds to the logit of a word, largest first; null until it is there, empty where it is no sum. */
+function whence(id) {
+  const answer = told(`origins|${id}`, () => api.origins(app.trace.id, last(), id), { rows: [] });
+  if (!answer) return null;
   const names = new Map(rowsOf(speaker()).map((row) => [row.name, row.layer === null ? t("row.start") : `${t("layer")} ${row.layer} ${t(`row.${row.label}`)}`]));
-  const best = [...told.rows].sort((a, b) => b[1] - a[1]).slice(0, 3);
-  return t("guide.8.from", { logit: brief(told.logit), list: best.map(([name, amount]) => `${names.get(name)} (${brief(amount, 2)})`).join(", ") });
+  const list = answer.rows.map(([name, amount]) => [names.get(name), amount]);
+  if (Math.abs(answer.rest) > 1e-9) list.push([t("guide.8.bias"), answer.rest]);
+  return { logit: answer.logit, list: list.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])) };
+}
+
+/** The sum in words, of numbers that add up as they stand. */
+function sumOf({ logit, list }) {
+  const round = (x) => Math.round(100 * x) / 100;
+  const best = list.slice(0, 3);
+  const rest = round(logit) - best.reduce((sum, [, amount]) => sum + round(amount), 0);
+  return t("guide.8.from", { logit: brief(logit, 2), list: best.map(([name, amount]) => `${name} ${brief(amount, 2)}`).join(", "), n: list.length - best.length, rest: brief(rest, 2) });
+}
+
+/** The same, depth by depth. */
+function depthList({ list }) {
+  const most = Math.abs(list[0][1]);
+  return h(
+    "details",
+    { id: "guide-depths" },
+    h("summary", null, t("guide.8.all", { n: list.length })),
+    h("table", null, h("tbody", null, list.map(([name, amount]) => h("tr", null, h("th", { scope: "row" }, name), h("td", { class: "amount" }, brief(amount, 2)), h("td", { class: "meters" }, signedBar(amount / most)))))),
+  );
 }
 
 const ANSWERS = [
   () => ({
     text: t("guide.1", { n: pieces().length, first: word(0), id: pieces()[0]?.id, v: manifest.vocab_size ?? "?" }),
-    look: () => go({ value: "tokens", row: -1, position: null, cell: null, trail: [] }),
+    look: () => go({ stack: 0, value: "tokens", row: -1, position: last() === 0 ? null : 0, cell: null, trail: [] }),
   }),
   () => {
     const name = rowsOf(speaker())[0]?.name;
@@ -102,9 +129,13 @@ const ANSWERS = [
     const found = strongest();
     if (!found) return { text: t("guide.none") };
     const name = `${pathOf(found)}.scores`;
-    const row = quote(name, `0,${found.head},${last()},:`);
-    const score = row ? brief(row.data[found.key]) : "…";
-    return { text: t("guide.5", { score, word: word(last()), other: word(found.key), n: manifest.config?.d_head ?? Math.round((manifest.config?.d_model ?? 0) / (manifest.config?.n_heads ?? 1)) }), look: () => (go({ position: null, layer: found.layer, head: found.head, kind: "self", value: null }), show(name, [0, found.head, last(), found.key])) };
+    const index = [0, found.head, last(), found.key];
+    const cell = told(`${name}|${index}`, () => api.cell(app.trace.id, name, index), { unknown: true });
+    const words = { word: word(last()), other: word(found.key) };
+    const plain = cell && !cell.unknown && cell.compute === "sum" && !cell.bias && !cell.params?.softcap;
+    const sum = plain ? products(cell).reduce((a, b) => a + b, 0) : 0;
+    const text = plain ? t("guide.5", { ...words, n: cell.terms.length, sum: brief(sum), scale: exact(cell.scale), score: brief(cell.value) }) : t("guide.5.plain", { ...words, score: cell?.value === undefined ? "…" : brief(cell.value) });
+    return { text: cell?.unknown && cell.value === undefined ? t("guide.none") : text, look: () => (go({ position: null, layer: found.layer, head: found.head, kind: "self", value: null }), show(name, index)) };
   },
   () => {
     const one = speaker();
@@ -128,7 +159,7 @@ const ANSWERS = [
     const rows = rowsOf(speaker());
     return {
       text: t(`guide.7.${kind === "experts" ? "experts" : "plain"}`, { layer: best.row.layer, before: visible(wordOf(best.before.id)), p: percent(best.before.p), after: visible(wordOf(best.lens.id)), q: percent(best.lens.p), n, k: layer.feed_forward?.top_k ?? "" }),
-      look: () => go({ stack: 0, position: null, layer: null, row: rows.indexOf(rows.find((row) => row.name === best.row.name)), value: valueNamed(`${layer.feed_forward.path}.hidden`) ? `${layer.feed_forward.path}.hidden` : layer.feed_forward.path, lead: [], cell: null, trail: [] }),
+      look: () => go({ stack: 0, position: null, layer: null, row: rows.indexOf(rows.find((row) => row.name === best.row.name)), value: valueNamed(`${layer.feed_forward.path}.hidden`) ? `${layer.feed_forward.path}.hidden` : layer.feed_forward.path, lead: [], paint: "p", cell: null, trail: [] }),
     };
   },
   () => {
@@ -140,7 +171,17 @@ const ANSWERS = [
     while (from > 0 && path[from - 1].lens.id === final) from -= 1;
     const first = path[Math.min(from, path.length - 1)];
     const rows = rowsOf(speaker());
-    return { text: [t("guide.8", { word: visible(wordOf(final)), p: percent(p), where: `${t("layer")} ${first.row.layer} (${t(`row.${first.row.label}`)})`, n: path.length - from, all: path.length }), whence(final)].join(" "), look: () => go({ stack: 0, position: null, row: rows.findIndex((row) => row.name === first.row.name), layer: null, paint: "p", cell: null, trail: [] }) };
+    const earlier = path.slice(0, from).filter(({ lens }) => lens.id === final).length;
+    const sum = whence(final);
+    const said = t("guide.8", { word: visible(wordOf(final)), p: percent(p), where: `${t("layer")} ${first.row.layer} (${t(`row.${first.row.label}`)})`, n: path.length - from, all: path.length });
+    return {
+      text: [said, earlier > 0 && t("guide.8.earlier", { n: earlier }), sum === null ? "…" : sum.list.length > 0 && sumOf(sum)].filter(Boolean).join(" "),
+      more: sum?.list.length > 0 && depthList(sum),
+      look: () => {
+        go({ stack: 0, position: null, row: rows.findIndex((row) => row.name === first.row.name), layer: null, paint: "p", cell: null, trail: [] });
+        document.getElementById("guide-depths")?.setAttribute("open", "");
+      },
+    };
   },
   () => {
     const found = strongest();
@@ -156,13 +197,26 @@ const ANSWERS = [
 ];
 
 /** Where the answer to each question is to be seen. */
-const TARGETS = ["steps", "number", "steps", "steps", "number", "steps", "steps", "map", "next"];
+const TARGETS = ["map", "number", "steps", "steps", "number", "steps", "map", "map", "next"];
 
-/** Do what an answer offers, and bring what it shows into view. */
+/** Do what an answer offers, and bring what it shows into view, below the answer. */
 function reveal(look, target) {
   look();
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  setTimeout(() => document.getElementById(target)?.scrollIntoView({ block: "start", behavior: calm ? "auto" : "smooth" }), 60);
+  setTimeout(() => {
+    const narrow = matchMedia("(max-width: 760px)").matches;
+    const shown = document.getElementById(target === "number" && narrow ? "steps" : target); // there the number is always in view
+    const under = document.getElementById("guide").offsetHeight + 16;
+    window.scrollTo({ top: window.scrollY + shown.getBoundingClientRect().top - under + (target === "map" ? below(under) : 0), behavior: calm ? "auto" : "smooth" });
+  }, 60);
+}
+
+/** How far a map must move up so that its selected row is in view. */
+function below(under) {
+  const top = document.getElementById("map").getBoundingClientRect().top;
+  const grid = document.getElementById("map-0").getBoundingClientRect();
+  const share = (rowIndex() + 2) / (rowsOf(speaker()).length + 1); // the row of pieces stands above all
+  return Math.max(0, grid.top - top + share * grid.height + 24 - (window.innerHeight - under));
 }
 
 export function drawGuide() {
@@ -171,12 +225,14 @@ export function drawGuide() {
   host.hidden = !(n >= 1 && n <= QUESTIONS) || !app.trace;
   document.getElementById("guide-open").setAttribute("aria-expanded", String(!host.hidden));
   if (host.hidden) return;
-  let answer = { text: t("guide.none") };
+  let answer = /** @type {any} */ ({ text: t("guide.none") });
   if (manifest.stacks.length > 0) answer = ANSWERS[n - 1]();
   fill(
     host,
     h("h2", { id: "guide-title" }, h("span", { class: "count" }, `${n} / ${QUESTIONS}`), ` ${t(`guide.q${n}`)}`),
     h("p", { id: "guide-answer", "aria-live": "polite" }, answer.text),
+    /[⏎␣⇥␍⟨]/.test(answer.text) && h("p", { class: "soft small", id: "guide-signs" }, t("signs")),
+    answer.more,
     h(
       "div",
       { class: "row" },

@@ -182,7 +182,8 @@ function link(factor, names, plain = false) {
   );
 }
 
-function signedBar(share) {
+/** A bar to the right of its middle, or to the left: shares from -1 to 1. */
+export function signedBar(share) {
   const size = Math.min(1, Math.abs(share));
   if (!Number.isFinite(size)) return "";
   return h("span", { class: `signed ${share < 0 ? "minus" : "plus"}`, "aria-hidden": "true" }, h("span", { style: { width: `${50 * size}%`, "margin-left": share < 0 ? `${50 - 50 * size}%` : "50%" } }));

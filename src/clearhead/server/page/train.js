@@ -5,7 +5,7 @@
 
 import * as api from "./api.js";
 import { sequential } from "./colors.js";
-import { brief, fill, h, percent, visible } from "./dom.js";
+import { fill, h, percent, visible } from "./dom.js";
 import { makeGrid, say } from "./grid.js";
 import { MEASURES } from "./heads.js";
 import { CanvasPaint } from "./paint.js";
