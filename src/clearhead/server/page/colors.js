@@ -54,7 +54,7 @@ export const contrast = (a, b) => {
 /** Black or white ink on a colour, whichever reads better: never below 4.58:1. */
 export function inkOn(color) {
   const key = (color[0] << 16) | (color[1] << 8) | color[2];
-  if (!inks.has(key)) inks.set(key, contrast(color, [12, 20, 32]) >= contrast(color, [255, 255, 255]) ? "rgb(12,20,32)" : "#fff");
+  if (!inks.has(key)) inks.set(key, contrast(color, [0, 0, 0]) >= contrast(color, [255, 255, 255]) ? "#000" : "#fff");
   return inks.get(key);
 }
 const inks = new Map();

@@ -98,7 +98,7 @@ function depthList({ list }) {
     "details",
     { id: "guide-depths" },
     h("summary", null, t("guide.8.all", { n: list.length })),
-    h("table", null, h("tbody", null, list.map(([name, amount]) => h("tr", null, h("th", { scope: "row" }, name), h("td", { class: "amount" }, brief(amount, 2)), h("td", { class: "meters" }, signedBar(amount / most)))))),
+    h("ul", null, list.map(([name, amount]) => h("li", null, h("span", null, name), h("span", { class: "amount" }, brief(amount, 2)), signedBar(amount / most)))),
   );
 }
 
@@ -216,7 +216,7 @@ function below(under) {
   const top = document.getElementById("map").getBoundingClientRect().top;
   const grid = document.getElementById("map-0").getBoundingClientRect();
   const share = (rowIndex() + 2) / (rowsOf(speaker()).length + 1); // the row of pieces stands above all
-  return Math.max(0, grid.top - top + share * grid.height + 24 - (window.innerHeight - under));
+  return Math.max(0, grid.top - top + share * grid.height + 64 - (window.innerHeight - under));
 }
 
 export function drawGuide() {
@@ -232,7 +232,6 @@ export function drawGuide() {
     h("h2", { id: "guide-title" }, h("span", { class: "count" }, `${n} / ${QUESTIONS}`), ` ${t(`guide.q${n}`)}`),
     h("p", { id: "guide-answer", "aria-live": "polite" }, answer.text),
     /[⏎␣⇥␍⟨]/.test(answer.text) && h("p", { class: "soft small", id: "guide-signs" }, t("signs")),
-    answer.more,
     h(
       "div",
       { class: "row" },
@@ -241,6 +240,7 @@ export function drawGuide() {
       h("button", { type: "button", id: "guide-next", disabled: n === QUESTIONS, onclick: () => go({ guide: n + 1 }) }, t("guide.next")),
       h("button", { type: "button", id: "guide-close", onclick: () => go({ guide: 0 }) }, t("close")),
     ),
+    answer.more,
   );
 }
 

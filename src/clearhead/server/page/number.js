@@ -90,7 +90,13 @@ export function forward() {
 }
 
 /** The last parts of a name that say what it is. */
-const short = (name) => name.replace(/^param:/, "").split(".").filter((part) => !/^(blocks|\d+|decoder|encoder)$/.test(part)).slice(-2).join(".") || name;
+const short = (name) => {
+  const parts = name.replace(/^param:/, "").split(".");
+  return parts.filter((part) => !/^(blocks|\d+|decoder|encoder)$/.test(part)).slice(-2).join(".") || parts.slice(-2).join("."); // "blocks.2": what a layer gives
+};
+
+/** The same in one word, as a formula has it. */
+const letter = (name) => (/(^|\.)\d+$/.test(name) ? short(name) : short(name).split(".").at(-1));
 
 /** The names that stand in the first factors, in order: each has its colour. */
 function operands(cell) {
@@ -118,6 +124,7 @@ function factors(cell) {
   const most = Math.max(...listed.map((i) => Math.abs(weightOf[i])), 1e-30);
   const width = Math.max(...cell.terms.map((term) => term.factors.length), 0);
   const softmax = cell.compute === "softmax" ? softmaxRow(cell) : null;
+  const added = cell.compute === "sum" && width === 1;
   const amounts = width > 1 || softmax;
   const restSum = rest.reduce((sum, i) => sum + weightOf[i], 0);
   const columns = Array.from({ length: width }, (_, k) => k);
@@ -125,7 +132,7 @@ function factors(cell) {
   const heading = (k) => {
     const factor = cell.terms[0].factors[k];
     const same = cell.terms.every((term) => term.factors[k]?.name === factor?.name);
-    return same && factor?.name ? h("span", { class: `op${names.indexOf(factor.name)}` }, short(factor.name).split(".").at(-1)) : t("number.factor");
+    return same && factor?.name ? h("span", { class: `op${names.indexOf(factor.name)}` }, letter(factor.name)) : t(added ? "number.summand" : "number.factor");
   };
   const which = (i) => {
     const moving = runs(cell, 0);
@@ -137,7 +144,7 @@ function factors(cell) {
     h(
       "table",
       { class: "factors", id: "factors" },
-      h("caption", { class: "unseen" }, t("number.factors", { n: values.length })),
+      h("caption", { class: "unseen" }, t(added ? "number.summands" : "number.factors", { n: values.length })),
       h(
         "thead",
         null,
@@ -170,13 +177,14 @@ function link(factor, names, plain = false) {
   const color = names.indexOf(factor.name ?? factor.label);
   const kind = color >= 0 ? `op${color}` : "";
   const what = factor.name ? `${factor.name}[${factor.index.join(", ")}]` : factor.label;
-  const label = plain ? null : h("span", { class: "which" }, factor.name ? `${short(factor.name)} ${factor.index.slice(-2).join(",")}` : factor.label);
+  const sign = factor.value < 0 ? "minus" : "plus"; // the number as its bar, its name as in the formula
+  const label = plain ? null : h("span", { class: `which ${kind}` }, factor.name ? `${short(factor.name)} ${factor.index.slice(-2).join(",")}` : factor.label);
   if (!factor.name || factor.name.startsWith("param:") || factor.name === "tokens") {
-    return h("span", { class: `factor ${kind}`, title: `${what} ${factor.label}` }, brief(factor.value), label);
+    return h("span", { class: `factor ${sign}`, title: `${what} ${factor.label}` }, brief(factor.value), label);
   }
   return h(
     "button",
-    { type: "button", class: `factor link ${kind}`, title: what, "aria-label": `${brief(factor.value)}, ${what}: ${t("number.why")}`, onclick: () => show(factor.name, factor.index, true) },
+    { type: "button", class: `factor link ${sign}`, title: what, "aria-label": `${brief(factor.value)}, ${what}: ${t("number.why")}`, onclick: () => show(factor.name, factor.index, true) },
     brief(factor.value),
     label,
   );
@@ -218,7 +226,7 @@ const letters = "dfmn";
 function symbol(name, index, color, varying = null) {
   const from = index.length > 2 && index[0] === 0 ? 1 : 0; // there is one text: its number says nothing
   const parts = index.map((i, k) => (k === varying ? letters[0] : String(i))).slice(from);
-  return h("msub", { class: color >= 0 ? `op${color}` : null }, h("mi", { mathvariant: "normal" }, short(name).split(".").at(-1)), h("mrow", null, parts.flatMap((part, k) => [k > 0 ? h("mo", null, ",") : null, part === letters[0] ? h("mi", null, part) : h("mn", null, part)])));
+  return h("msub", { class: color >= 0 ? `op${color}` : null }, h("mi", { mathvariant: "normal" }, letter(name)), h("mrow", null, parts.flatMap((part, k) => [k > 0 ? h("mo", null, ",") : null, part === letters[0] ? h("mi", null, part) : h("mn", null, part)])));
 }
 
 /** Which axis of a factor runs through the terms. */

@@ -15,7 +15,7 @@ export function fit(text, font, width) {
   let out = text;
   if (measure.measureText(out).width > width) {
     const letters = [...text];
-    const end = width < 30 ? "" : "…"; // where there is hardly room, letters say more
+    const end = width < 18 ? "" : "…"; // where there is hardly room, letters say more
     while (letters.length && measure.measureText(letters.join("") + end).width > width) letters.pop();
     out = letters.length ? letters.join("") + end : "";
   }

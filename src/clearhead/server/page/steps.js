@@ -59,6 +59,7 @@ export function drawSteps() {
   if (tokens) {
     shown = null;
     loading = "";
+    document.getElementById("step-note").textContent = "";
     fill(document.getElementById("step-rows"), tokenView());
     return;
   }
@@ -67,6 +68,7 @@ export function drawSteps() {
     shown = null;
     loading = "";
     host.hidden = true;
+    document.getElementById("step-note").textContent = "";
     return fill(document.getElementById("step-rows"), h("p", { class: "soft" }, t("steps.none")));
   }
   const { key } = wanted;
@@ -292,7 +294,7 @@ function headPicture(attn, head, from, per, { scores, weights, queries, keys, wh
   }
 
   function layout(width) {
-    const gap = width < 420 ? 24 : 66;
+    const gap = 66;
     const three = width >= 420 && columns <= 64;
     const count = three ? 3 : columns <= 96 ? 2 : 1;
     const label = rows <= 24 && width > 560 ? 64 : 8;

@@ -205,16 +205,17 @@ const pin = () => (pinned() ? go({ versus: "", paint: "p" }) : go({ versus: Stri
 function drawCurves() {
   const line = lineAt(shown());
   const validation = validationAt(shown());
+  const own = (found) => (found && found.step + 1 !== shown() ? ` (${t("train.at", { step: found.step + 1 })})` : ""); // not of this very step
   const bold = (name, value, mark = "") => h("b", { id: `value-${name}`, title: String(value ?? "") }, mark + readable(value));
   for (const [name, key] of CURVES) {
-    const more = name === "loss" && validation ? [` · ${t("curve.validation")} `, bold("validation_loss", validation.validation_loss, "● ")] : [];
-    fill(at(`caption-${name}`), `${t(`curve.${key}`)} `, bold(name, line?.[name]), more);
+    const more = name === "loss" && validation ? [` · ${t("curve.validation")} `, bold("validation_loss", validation.validation_loss, "● "), own(validation)] : [];
+    fill(at(`caption-${name}`), `${t(`curve.${key}`)} `, bold(name, line?.[name]), own(line), more);
     at(`curve-${name}`).setAttribute("aria-label", t("curve.label", { name: t(`curve.${key}`), n: run.lines.step.length, step: shown(), value: readable(line?.[name]) }));
     drawCurve(at(`curve-${name}`), name);
   }
 }
 
-const readable = (x) => (x === null || x === undefined ? "–" : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en-US").replace(/,/g, " ") : Math.abs(x) >= 0.01 || x === 0 ? x.toFixed(4) : x.toExponential(2).replace("-", "−"));
+const readable = (x) => (x === null || x === undefined ? "–" : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en-US").replace(/,/g, " ") : Math.abs(x) >= 100 ? x.toFixed(1) : Math.abs(x) >= 0.01 || x === 0 ? x.toFixed(4) : x.toExponential(2).replace("-", "−"));
 
 const LEFT = 52;
 const room = (canvas) => canvas.parentElement.clientWidth;
@@ -290,13 +291,13 @@ function drawCurve(canvas, name) {
 
 function drawSamples() {
   const { samples } = run;
-  const now = samples.findLast((sample) => sample.step <= shown()) ?? samples[0];
+  const now = samples.findLast((sample) => sample.step <= shown());
   const one = (sample) => h("li", null, h("span", { class: "soft small" }, t("train.sample", { step: sample.step })), h("pre", { class: "sample" }, sample.text));
   fill(
     at("samples"),
-    now
+    samples.length > 0
       ? [
-          h("ol", { id: "sample-now" }, one(now)),
+          now ? h("ol", { id: "sample-now" }, one(now)) : h("p", { class: "soft small", id: "sample-none" }, t("train.samples.before", { step: samples[0].step })),
           samples.length > 1 && h("details", { id: "sample-all", open: at("sample-all")?.open }, h("summary", null, t("train.samples", { n: samples.length })), h("div", { class: "samples", tabindex: "0", role: "region", "aria-label": t("train.samples", { n: samples.length }) }, h("ol", null, samples.map(one)))),
         ]
       : h("p", { class: "soft small" }, t("train.samples.none")),
@@ -426,8 +427,15 @@ function drawTools(seen) {
     at("time-tools"),
     h("label", null, `${t("heads.measure")} `, h("select", { id: "time-score", onchange: (event) => go({ score: event.target.value }, true) }, names.map((name) => h("option", { value: name, selected: score === name }, t(`measure.${name}`))))),
     h("span", { class: "soft small" }, t(seen.note ? "train.legend.parts" : "train.legend", { high: figure(most(seen)) })),
+    repeats(score) && h("p", { class: "soft small", id: "time-empty" }, t("train.repeats", { name: t(`measure.${score}`) })),
     seen.note && h("p", { class: "soft small", id: "time-source" }, seen.note),
   );
+}
+
+/** Whether a score looks for tokens that stand twice in the text, and none does. */
+function repeats(score) {
+  const ids = (app.trace?.pieces ?? []).map((piece) => piece.id);
+  return ["induction", "same"].includes(score) && ids.length > 0 && new Set(ids).size === ids.length;
 }
 
 /** Each kept step in a row: its losses in the log, and what it makes of the text. */
