@@ -461,6 +461,8 @@ def walk(served: Served, folder: Path) -> None:
         page.focus("#step")
         page.keyboard.press("Home")
         shows(0)
+        assert page.locator("#sample-none").count() == 1  # what was written later is no part of step 0
+        assert "(step 1)" in page.inner_text("#caption-loss")  # whose loss that is
         page.keyboard.press("ArrowRight")
         shows(steps[1])
         assert f"step={steps[1]}" in page.url
