@@ -98,6 +98,7 @@ export function readAddress() {
   const { state, problems } = decode(location.hash);
   const before = question(app.state);
   app.state = state;
+  setTheme();
   app.note = () => (problems.length ? t("address", { names: problems.join(", ") }) : "");
   if (!app.trace || question(state) !== before) ask();
   else fetchLines();
@@ -218,6 +219,7 @@ export function start() {
   const given = api.firstTrace();
   const { state, problems } = decode(location.hash);
   app.state = state;
+  setTheme();
   app.note = () => (problems.length ? t("address", { names: problems.join(", ") }) : "");
   const empty = !state.text && !state.ids && !state.source;
   if (empty) {
