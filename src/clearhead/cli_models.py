@@ -347,7 +347,7 @@ def look(
     text = run.text() if run is not None and text is None else text
     name = name_at(place)
     beside = None if compare is None else open_beside(compare, device, download)
-    options = {"source": source, "host": host, "port": port, "key": key}
+    options = {"source": source, "host": host, "port": port, "key": key, "place": absolute(place)}
     seen = prepare(model, tokenizer, text, name=name, run=run, beside=beside, **options)
     print(f"{name} is at {seen.url}{'' if key is None else '?key=...'} (Ctrl-C ends)", flush=True)
     if open:
@@ -361,13 +361,18 @@ def name_at(place: str) -> str:
     return Path(place).resolve().name if Path(place).exists() else place
 
 
+def absolute(place: str) -> str:
+    """The place of a model, from wherever it is opened again; a name on the Hub as it is."""
+    return str(Path(place).resolve()) if Path(place).exists() else place
+
+
 def open_beside(place: str, device: str, download: bool) -> "Given":
     """The model at a place, to be compared with another."""
     from clearhead.server.sides import Given
 
     run = open_run(place, device)
     model, tokenizer = open_model(place, device, download) if run is None else (run.model, run.tokenizer)
-    return Given(model, tokenizer, name_at(place), run)
+    return Given(model, tokenizer, name_at(place), run, absolute(place))
 
 
 def export(

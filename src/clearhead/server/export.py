@@ -86,7 +86,7 @@ def as_python(session: Session, side: Side, found: Pass, asked: Asked) -> Answer
         else "from clearhead.inspector.trace import trace",
         *(["from clearhead.training.checkpoint import load_checkpoint"] if weights else []),
         "",
-        f"model, tokenizer = open_model({side.name!r}, 'cpu')",
+        f"model, tokenizer = open_model({side.place!r}, 'cpu')",
         *([f"load_checkpoint({weights!r}, model)  # step {question.step}"] if weights else []),
         f"tokens = torch.tensor([{list(question.ids)}])",
     ]

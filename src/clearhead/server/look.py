@@ -123,14 +123,15 @@ def prepare(
     framed: bool = False,
     run: RunView | None = None,
     beside: Given | None = None,
+    place: str | None = None,
 ) -> Looking:
     """The same, listening but not yet serving. `run`: the run whose steps the page goes through; `beside`:
-    the model to compare with.
+    the model to compare with; `place`: where the offered Python opens this one, by default its name.
     """
     check_place(host, key)
     sock = listen(host, port)
     try:
-        session = Session(model, tokenizer, text, source, name, run, beside)
+        session = Session(model, tokenizer, text, source, name, run, beside, place)
     except BaseException:
         sock.close()
         raise

@@ -64,8 +64,10 @@ class Session:
         name: str = "model",
         run: RunView | None = None,
         beside: Given | None = None,
+        place: str | None = None,
     ) -> None:
         self.model, self.tokenizer, self.name, self.run = model, tokenizer, name, run
+        self.place = place
         self.speller = Speller(tokenizer)
         self.reader = Reader(model, tokenizer)
         self.config = self.reader.config
@@ -92,7 +94,8 @@ class Session:
     def _open(self, beside: Given | None) -> None:
         read, source = self.reader.both({"text": self.text, "source": self.source})
         example = Question(read.ids, None if source is None else source.ids)
-        self.ours = Side(Given(self.model, self.tokenizer, self.name, self.run), example, self.speller)
+        given = Given(self.model, self.tokenizer, self.name, self.run, self.place)
+        self.ours = Side(given, example, self.speller)
         self.ours.manifest |= {"start_id": self.reader.start_id if self.reader.two_sided else None}
         if beside is not None:
             self.theirs = Side(beside, example, Speller(beside.tokenizer))
@@ -263,4 +266,5 @@ class Session:
             "source": self.source,
             "run": None if self.run is None else self.run.run.path.resolve().name,
             "beside": None if self.theirs is None else self.theirs.name,
+            "beside_place": None if self.theirs is None else self.theirs.place,
         }

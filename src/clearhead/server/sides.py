@@ -28,12 +28,15 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Given:
-    """A model as it was handed over. `run`: gives it the weights of the steps of a run."""
+    """A model as it was handed over. `run`: gives it the weights of the steps of a run; `place`: where it
+    can be opened again.
+    """
 
     model: nn.Module
     tokenizer: AnyTokenizer | None
     name: str = "model"
     run: RunView | None = None
+    place: str | None = None
 
 
 class Side:
@@ -53,6 +56,7 @@ class Side:
                 continue  # the manifest then says what the pass itself shows
             operations[value_name] = cell.made.op, _operands(cell)
         self.manifest = manifest(self.model, given.tokenizer, outline, name=self.name, operations=operations)
+        self.place = self.manifest["place"] = given.place or self.name
         self.manifest["pad_id"] = self.passes.anatomy.pad
         self.mark = (
             short_hash(self.manifest["config"], parts_of(self.manifest)),
