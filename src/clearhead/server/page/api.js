@@ -190,6 +190,7 @@ export const sweep = (request, signal) => pieces("/api/sweep", request, signal);
 
 /** The model that stands beside this one, to compare with, or null. */
 export const besideName = first.beside ?? null;
+export const besidePlace = first.beside_place ?? besideName;
 
 /** What the rows of the map say of some tokens: their logits and probabilities, (token, row, position). */
 export const followed = (id, ids) => once(`/api/trace/${id}/watch?ids=${ids.join(".")}`, async (response) => parse(await response.arrayBuffer()).tensors);
@@ -217,6 +218,13 @@ let following = null;
 export function unfollow() {
   following?.close();
   following = null;
+}
+
+/** A file about a pass, and how the server calls it. */
+export async function exported(path) {
+  const response = await ask(path);
+  const name = /filename="([^"]+)"/.exec(response.headers.get("content-disposition") ?? "")?.[1];
+  return { blob: await response.blob(), name: name ?? path.split("?")[0].split("/").at(-1) };
 }
 
 export const exportPath = (id, kind, query = "") => `/api/export/${id}.${kind}${query}`;

@@ -8,11 +8,26 @@ import { say } from "./grid.js";
 import { wordOf } from "./map.js";
 import { logitsHere, logitsThere, spell } from "./next.js";
 import { argmax, softmax } from "./sample.js";
-import { app, compared, go, manifest, redraw } from "./store.js";
+import { acting, app, compared, go, manifest, redraw, rowsOf, stacks, valueNamed, waits } from "./store.js";
 import { t } from "./text.js";
 import { keptSteps } from "./train.js";
 
 let sweep = null; // {stop: AbortController|null, rows: events of heads, done, all, id: of which text, word}
+
+/** Where an edit is, in words: "layer 3, head 0"; its full name is the title. */
+export function whereOf({ name, at }) {
+  const found = /^(?:(encoder|decoder)\.)?blocks\.(\d+)\.(.+)$/.exec(name);
+  const shape = valueNamed(name)?.shape ?? [];
+  const places = at.map((index, k) => (index === null ? null : shape[k] === "T" || shape[k] === "S" ? t("edit.at", { n: index }) : `[${index}]`));
+  if (!found) return [name, ...places].filter(Boolean).join(", ");
+  const row = stacks.flatMap((one) => rowsOf(one)).find((one) => one.added === name || one.name === name);
+  const [, side, layer, rest] = found;
+  const cross = rest.startsWith("cross.") ? t("kind.cross") : "";
+  const head = /^(attn|cross)\.(mixed|weights)$/.test(rest) && typeof at[1] === "number";
+  if (head) places[1] = t("edit.head", { head: t("head"), n: at[1] });
+  const what = row ? `${row.name === name ? `${t("row.plus")} ` : ""}${t(`row.${row.label}`)}` : head ? cross : rest;
+  return [`${manifest.stacks.length > 1 ? `${t(`stack.${side}`)} ` : ""}${t("layer")} ${layer}`, what, ...places].filter(Boolean).join(", ");
+}
 
 const set = (i, patch) => go({ edits: app.state.edits.map((edit, k) => (k === i ? { ...edit, ...patch } : edit)) });
 
@@ -29,10 +44,11 @@ export function drawEdits() {
           h(
             "li",
             null,
-            h("label", { class: "check" }, h("input", { type: "checkbox", checked: edit.on, id: `edit-${i}`, onchange: (event) => set(i, { on: event.target.checked }) }), `${t(`kind.${edit.kind}`)} `, h("code", null, edit.name), edit.at.length > 0 && ` [${edit.at.map((k) => k ?? ":").join(", ")}]`),
+            h("label", { class: "check" }, h("input", { type: "checkbox", checked: edit.on, id: `edit-${i}`, onchange: (event) => set(i, { on: event.target.checked }) }), `${t(`kind.${edit.kind}`)} `, h("span", { class: "where", title: `${edit.name}${edit.at.length > 0 ? ` [${edit.at.map((k) => k ?? ":").join(", ")}]` : ""}` }, whereOf(edit))),
+            waits(edit) && h("span", { class: "soft small waits" }, ` ${waits(edit)}`),
             edit.kind === "scale" &&
               h("label", { class: "knob" }, h("span", null, "×"), h("input", { type: "range", min: -2, max: 4, step: 0.1, value: edit.value ?? 1, id: `scale-${i}`, "aria-label": t("edit.scale"), oninput: (event) => set(i, { value: Number(event.target.value) }) }), h("output", null, String(edit.value))),
-            h("button", { type: "button", class: "small", "aria-label": t("edit.remove", { name: edit.name }), onclick: () => go({ edits: edits.filter((_, k) => k !== i) }) }, "×"),
+            h("button", { type: "button", class: "small", "aria-label": t("edit.remove", { name: whereOf(edit) }), onclick: () => go({ edits: edits.filter((_, k) => k !== i) }) }, "×"),
           ),
         ),
       ),
@@ -81,7 +97,7 @@ export function toggleCompare() {
   const box = document.getElementById("compare");
   if (!box) return;
   box.open = true;
-  (document.getElementById("versus") ?? document.getElementById("against")).focus();
+  document.getElementById("against").focus();
 }
 
 /** The other text's vectors, put in one by one, where both have as many tokens. */
@@ -101,7 +117,7 @@ function patchTools() {
 function asked() {
   const { state, baseline } = app;
   const text = state.ids ? { ids: state.ids } : { text: state.text };
-  const edits = state.edits.filter((edit) => edit.on).map(({ on, ...edit }) => (edit.kind === "patch" ? { ...edit, value: { trace: baseline.id } } : edit));
+  const edits = acting().map(({ on, ...edit }) => (edit.kind === "patch" ? { ...edit, value: { trace: baseline.id } } : edit));
   return { ...text, source: state.source || undefined, step: state.step ?? undefined, edits };
 }
 
@@ -145,6 +161,7 @@ function effect() {
   let most = 0;
   for (let id = 1; id < after.length; id += 1) if (Math.abs(after[id] - before[id]) > Math.abs(after[most] - before[most])) most = id;
   spell([a, b, most]);
+  if (after[most] === before[most]) return h("div", { id: "effect" }, h("p", { id: "still" }, t(app.state.against || app.state.versus ? "edit.still.compared" : "edit.still")), numberThere());
   const key = app.state.against || app.state.versus ? "compare.moved" : "edit.moved";
   const line = (id) => t(key, { word: visible(wordOf(id)), before: percent(before[id]), after: percent(after[id]), logit: brief(here[id] - there[id], 3) });
   const rest = [...new Set([a, b, ...app.state.watch])].filter((id) => id !== most && id < here.length);

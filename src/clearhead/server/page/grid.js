@@ -25,6 +25,17 @@ export function makeGrid(host, view) {
   host.setAttribute("aria-activedescendant", cell.id);
   const start = view.first ?? 0;
 
+  let told = false; // whether the caption has said anything yet
+  let over = /** @type {[number, number]|null} */ (null); // the cell under the mouse
+
+  /** What the caption says now: of the cell under the mouse, else of the selected one. */
+  function caption() {
+    if (!view.hover || !told) return;
+    const [rows, columns] = view.size();
+    const [row, column] = over && over[0] < rows + start && over[1] < columns ? over : view.at();
+    view.hover(view.describe(row, column));
+  }
+
   function announce() {
     const [row, column] = view.at();
     const [rows, columns] = view.size();
@@ -47,9 +58,16 @@ export function makeGrid(host, view) {
       Math.max(0, Math.min(column, columns - 1)),
     );
     const text = announce();
-    if (document.activeElement === host) say(text);
+    if (document.activeElement === host) say(spoken);
+    tell(text);
+  }
+
+  function tell(text) {
+    told = true;
     view.hover?.(text);
   }
+
+  const spoken = () => (document.activeElement === host ? announce() : "");
 
   host.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -94,10 +112,14 @@ export function makeGrid(host, view) {
   canvas.addEventListener("pointermove", (event) => {
     const at = event.pointerType === "mouse" ? place(event) : null;
     canvas.style.cursor = at ? "pointer" : "default";
-    if (at) view.hover?.(view.describe(at[0], at[1]));
+    over = at && [at[0], at[1]];
+    if (at) tell(view.describe(at[0], at[1]));
   });
-  canvas.addEventListener("pointerleave", () => view.hover?.(view.describe(...view.at())));
-  host.addEventListener("focus", () => say(announce()));
+  canvas.addEventListener("pointerleave", () => {
+    over = null;
+    caption();
+  });
+  host.addEventListener("focus", () => say(spoken));
 
   let width = 0;
   new ResizeObserver(() => {
@@ -110,18 +132,38 @@ export function makeGrid(host, view) {
     draw() {
       view.draw(canvas, host.clientWidth);
       announce();
+      caption();
     },
     canvas,
   };
 }
 
 let timer = 0;
+let said = /** @type {string|(() => string)} */ ("");
+let about = "";
 
-/** Tell a screen reader, after the hand has come to rest. */
+/**
+ * Tell a screen reader, after the hand has come to rest.
+ * @param {string|(() => string)} text a function where the text holds numbers: it is asked again when they change
+ */
 export function say(text) {
   clearTimeout(timer);
   timer = setTimeout(() => {
-    const region = document.getElementById("live");
-    if (region) region.textContent = text;
+    said = text;
+    speak();
   }, 120);
+}
+
+function speak() {
+  const region = document.getElementById("live");
+  const text = typeof said === "string" ? said : said();
+  if (region && region.textContent !== text) region.textContent = text;
+}
+
+/** What was said goes when what it was said of has changed: `now` names that. */
+export function renew(now) {
+  if (now === about) return;
+  about = now;
+  if (typeof said === "string") said = "";
+  speak();
 }

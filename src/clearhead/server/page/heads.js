@@ -4,9 +4,9 @@
 
 import { sequential } from "./colors.js";
 import { fill, h } from "./dom.js";
-import { makeGrid } from "./grid.js";
+import { makeGrid, say } from "./grid.js";
 import { CanvasPaint } from "./paint.js";
-import { app, go, layerIndex, piecesOf, redraw, stackAt } from "./store.js";
+import { app, go, layerIndex, piecesOf, redraw, stackAt, toggleEdit } from "./store.js";
 import { t } from "./text.js";
 
 export const MEASURES = ["entropy", "distance", "previous", "same", "induction", "first"];
@@ -39,7 +39,7 @@ export function headViews() {
     key: (event, layer, head) => {
       const kind = { x: "zero", m: "mean", f: "freeze" }[event.key];
       if (!kind) return false;
-      editHead(stackAt(app.state.stack).layers[layer].attention[0], head, kind);
+      say(t(editHead(stackAt(app.state.stack).layers[layer].attention[0], head, kind)));
       return true;
     },
     hit: (x, y) => {
@@ -62,10 +62,10 @@ function describe(layer, head) {
   return `${t("layer")} ${layer}, ${t("head")} ${head}${list ? `: ${list}` : ""}`;
 }
 
-/** Switch a head off, or freeze it at its mean over the positions. */
+/** Switch a head off, set it to its mean over the positions, or freeze where it looks; again: take that back. */
 export function editHead(attn, head, kind) {
   const edit = { name: `${attn.path}.${kind === "freeze" ? "weights" : "mixed"}`, kind, at: [null, head], value: null, on: true };
-  go({ edits: [...app.state.edits, edit] });
+  return toggleEdit(edit);
 }
 
 function places(width) {

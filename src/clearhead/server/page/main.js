@@ -4,11 +4,11 @@
 
 import * as api from "./api.js";
 import { fill, h, visible } from "./dom.js";
-import { say } from "./grid.js";
+import { renew, say } from "./grid.js";
 import { drawHeads, editHead, headViews } from "./heads.js";
 import { crossNote, drawMaps, linesNote, mapViews, scaleNote } from "./map.js";
 import { drawNext, toBranches } from "./next.js";
-import { app, go, layerIndex, manifest, onDraw, openHead, piecesOf, position, readAddress, redraw, setTheme, stack, start } from "./store.js";
+import { app, go, layerIndex, manifest, onDraw, openHead, piecesOf, position, readAddress, redraw, setTheme, stack, start, toggleEdit } from "./store.js";
 import { languages, setLanguage, t } from "./text.js";
 
 const at = (id) => document.getElementById(id);
@@ -17,10 +17,14 @@ const at = (id) => document.getElementById(id);
 
 const PAINTS = ["p", "norm", "delta", "watch", "patch"];
 
+/** What the sentences for screen readers are of. */
+const SPOKEN = ["text", "ids", "source", "step", "edits", "against", "versus", "stack", "position", "row", "layer", "head", "kind", "value", "lead", "cell"];
+
 function drawHeader() {
   const { state, trace } = app;
   setLanguage(state.lang);
   document.documentElement.lang = t("lang");
+  renew(JSON.stringify([trace?.id, app.stale, ...SPOKEN.map((field) => state[field])]));
   for (const element of document.querySelectorAll("[data-t]")) element.textContent = t(element.dataset.t);
   for (const element of document.querySelectorAll("[data-label]")) element.setAttribute("aria-label", t(element.dataset.label));
   const size = manifest.n_parameters >= 1e6 ? `${(manifest.n_parameters / 1e6).toFixed(1)} M` : String(manifest.n_parameters);
@@ -111,7 +115,7 @@ function onKey(event) {
     h: () => at("head-grid").focus(),
     g: () => at("map-0").focus(),
     n: () => at("number").focus(),
-    t: () => rest.openTable?.(),
+    t: () => rest.openTable?.(Boolean(at("map").contains(document.activeElement))),
     z: () => go({ wide: !state.wide }, true),
     c: () => rest.toggleCompare?.(),
     b: toBranches,
@@ -135,10 +139,8 @@ const moved = (name, step, layers) => name.replace(/\bblocks\.(\d+)\b/, (_, n) =
 function switchOff(kind) {
   const { cell, head } = app.state;
   if (cell && at("number").contains(document.activeElement) && !cell.name.startsWith("param:")) {
-    go({ edits: [...app.state.edits, { name: cell.name, kind, at: cell.index, value: null, on: true }] });
-  } else if (head !== null && openHead()) editHead(openHead().attn, head, kind);
-  else return;
-  say(t("edit.done"));
+    say(t(toggleEdit({ name: cell.name, kind, at: cell.index, value: null, on: true })));
+  } else if (head !== null && openHead()) say(t(editHead(openHead().attn, head, kind)));
 }
 
 /** Escape goes one level out. */

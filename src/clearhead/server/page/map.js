@@ -5,12 +5,12 @@
 
 import { followed, words } from "./api.js";
 import { css, diverging, inkOn, sequential } from "./colors.js";
-import { brief, percent, visible } from "./dom.js";
+import { brief, h, percent, visible } from "./dom.js";
 import { dragToScale, scalable, scaleCell, scaleOf, stepOf } from "./edits.js";
 import { makeGrid, say } from "./grid.js";
 import { follow } from "./next.js";
 import { CanvasPaint, SvgPaint } from "./paint.js";
-import { app, beside, compared, expertsOf, go, layerIndex, lengthsOf, manifest, piecesOf, position, redraw, rowIndex, rowsOf, select, show, stackAt, stacks } from "./store.js";
+import { app, beside, compared, expertsOf, go, layerIndex, lengthsOf, manifest, piecesOf, position, redraw, rowIndex, rowsOf, select, show, stackAt, stacks, toggleEdit } from "./store.js";
 import { t } from "./text.js";
 
 const LIMIT = 680; // a map taller than this closes the layers that are not looked at
@@ -220,8 +220,8 @@ function keyOn(i, event, r, column) {
   const kind = { x: "zero", m: "mean", f: "freeze" }[event.key];
   if (kind && row?.added) {
     const edit = { name: row.added, kind, at: [null, column], value: null, on: true };
-    go({ edits: [...app.state.edits, edit] });
-    say(kind === "zero" ? t("edit.added", { name: row.added }) : t("edit.done"));
+    const done = toggleEdit(edit);
+    say(done === "edit.done" && kind === "zero" ? t("edit.added", { name: row.added }) : t(done));
     return true;
   }
   const step = stepOf(event.key);
@@ -236,11 +236,31 @@ function keyOn(i, event, r, column) {
   }
   if (event.key === "p" && row && (app.state.against || app.state.versus) && compared()) {
     const edit = { name: row.name, kind: "patch", at: [null, column], value: null, on: true };
-    go({ edits: [...app.state.edits, edit] });
-    say(t("edit.done"));
+    say(t(toggleEdit(edit)));
     return true;
   }
   return false;
+}
+
+/** The map as a table: of each depth and position the word and how sure; else the length of the vector. */
+export function mapTable() {
+  const i = app.state.stack;
+  const [one, pieces] = [stackAt(i), piecesOf(stackAt(i))];
+  const from = Math.max(0, Math.min(pieces.length - 64, position() - 32));
+  const shown = pieces.slice(from, from + 64);
+  const says = (row, column) => {
+    const lens = i === 0 && row.layer !== null ? lensAt(app.trace, row, column) : null;
+    if (lens) return `${visible(wordOf(lens.id))} ${percent(lens.p)}`;
+    const norm = normAt(app.trace, i, row, column);
+    return norm === null || norm === undefined ? "" : `‖·‖ ${brief(norm)}`;
+  };
+  return h(
+    "table",
+    { id: "map-table" },
+    h("caption", null, i === 0 && app.trace["lens.id"] ? t("table.map") : t("map.title")),
+    h("thead", null, h("tr", null, h("td"), shown.map((piece, k) => h("th", { scope: "col" }, `${from + k} ${visible(piece.text)}`)))),
+    h("tbody", null, rowsOf(one).map((row) => h("tr", null, h("th", { scope: "row" }, rowName(row)), shown.map((_, k) => h("td", null, says(row, from + k)))))),
+  );
 }
 
 // ---------------------------------------------------------------- painting

@@ -316,4 +316,9 @@ function drawTree() {
 }
 
 /** To the branch that is seen, else the first. */
-export const toBranches = () => (document.querySelector("#branches [aria-current]") ?? document.getElementById("branch-0"))?.focus();
+export function toBranches() {
+  const there = /** @type {HTMLElement|null} */ (document.querySelector("#branches [aria-current]") ?? document.getElementById("branch-0"));
+  if (there) return there.focus();
+  document.getElementById("status-note").textContent = t("branch.none");
+  say(t("branch.none"));
+}

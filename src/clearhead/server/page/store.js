@@ -111,7 +111,6 @@ export function readAddress() {
  */
 export async function ask(acted = false) {
   const { state } = app;
-  const edits = active(state.edits);
   const select = state.stack === 0 ? state.position : null;
   if (!state.ids && !state.text.trim()) { // nothing to read: what is on screen belongs to the text before
     app.stale = true;
@@ -123,17 +122,28 @@ export async function ask(acted = false) {
   app.error = "";
   redraw(["header"]); // the rest is of the text before, and marked as such
   try {
+    const there = await placed(active(state.edits), plain);
+    if (!there) return; // a newer question is on its way
     const other = { ...plain, ...(state.against ? { text: state.against, ids: undefined } : {}), ...weights(state) };
-    const patches = edits.some((edit) => edit.kind === "patch");
-    if (patches) await compare(other, edits, null); // what is put in must be there first
-    const sent = edits.map((edit) => (edit.kind === "patch" ? { ...edit, value: { trace: app.baseline?.id ?? "" } } : edit));
+    const patches = there.some((edit) => edit.kind === "patch");
+    let baseline = patches ? await compare(other, there, null) : null; // what is put in must be there first
+    if (patches && !baseline) return;
+    const edits = there.filter((edit) => edit.kind !== "patch" || alone.pieces.length === baseline.pieces.length);
+    const sent = edits.map((edit) => (edit.kind === "patch" ? { ...edit, value: { trace: baseline.id } } : edit));
     const answer = await api.trace({ ...plain, edits: sent, select });
-    if (!answer) return; // a newer question is on its way
-    app.trace = answer;
+    if (!answer) return;
+    let refused = null;
+    try {
+      baseline ??= await compare(other, edits, answer);
+    } catch (error) {
+      [baseline, refused] = [answer, error]; // this text is shown, beside nothing
+    }
+    if (!baseline) return;
+    [app.trace, app.baseline] = [answer, baseline]; // both at once: no picture mixes two questions
     app.error = "";
     app.stale = false;
     app.lines = null;
-    if (!patches) await compare(other, edits, answer);
+    if (refused) throw refused;
     if (question(app.state) === question(state)) settle(acted);
     fetchLines();
     measure();
@@ -176,15 +186,69 @@ async function compare(request, edits, /** @type {api.Trace|null} */ answer) {
   const { state } = app;
   const plain = JSON.stringify(request);
   const nothing = !state.against && (!state.versus || (state.versus === "beside" && !api.besideName));
-  if (edits.length === 0 && nothing) {
-    app.baseline = answer;
+  if (edits.length === 0 && nothing && answer) {
     answer.plain = plain;
-  } else if (app.baseline?.plain !== plain) {
-    const found = /** @type {api.Trace|null} */ (await api.trace({ ...request, edits: [] }, { quiet: true }));
-    if (!found || question(app.state) !== question(state)) return;
-    app.baseline = found;
-    found.plain = plain;
+    return answer;
   }
+  if (app.baseline?.plain === plain) return app.baseline;
+  const found = /** @type {api.Trace|null} */ (await api.trace({ ...request, edits: [] }, { quiet: true }));
+  if (!found || question(app.state) !== question(state)) return null;
+  found.plain = plain;
+  return found;
+}
+
+// ---------------------------------------------------------------- edits whose place is not there
+
+/** The place of an edit along the text: an index and whether it counts in the source, or null. */
+function along(edit) {
+  const shape = byName.get(edit.name)?.shape ?? [];
+  const axis = edit.at.findLastIndex((index, k) => index !== null && (shape[k] === "T" || shape[k] === "S"));
+  return axis < 0 ? null : { furthest: Math.max(...edit.at.filter((_, k) => shape[k] === shape[axis])), source: shape[axis] === "S" };
+}
+
+const fits = (edit, trace) => {
+  const place = along(edit);
+  return !place || place.furthest < (place.source ? trace.source : trace.pieces).length;
+};
+
+/** The pass without edits that told how many tokens there are. */
+let alone = /** @type {api.Trace|null} */ (null);
+
+/** The edits whose place this text has; null when a newer question came in between. */
+async function placed(edits, request) {
+  if (!edits.some((edit) => along(edit) || edit.kind === "patch")) return edits;
+  const plain = JSON.stringify(request);
+  if (app.baseline?.plain === plain) alone = app.baseline;
+  if (alone?.plain !== plain) {
+    const found = await api.trace({ ...request, edits: [] });
+    if (!found) return null;
+    alone = found;
+    alone.plain = plain;
+  }
+  return edits.filter((edit) => fits(edit, alone));
+}
+
+/** Why an edit that is on does nothing to this text; "" if it does. */
+export function waits(edit) {
+  const { trace, baseline } = app;
+  if (!trace || !edit.on) return "";
+  const n = (along(edit)?.source ? trace.source : trace.pieces).length;
+  if (!fits(edit, trace)) return t("edit.waits", { n });
+  return edit.kind === "patch" && baseline && baseline.pieces.length !== n ? t("edit.waits.patch", { a: n, b: baseline.pieces.length }) : "";
+}
+
+/** The edits that are in the pass on screen. */
+export const acting = () => app.state.edits.filter((edit) => edit.on && !waits(edit));
+
+/** Make this edit; if it is there already, take it back. Says which. */
+export function toggleEdit(edit) {
+  const same = (one) => ["name", "kind", "at", "value"].every((key) => JSON.stringify(one[key]) === JSON.stringify(edit[key]));
+  const { edits } = app.state;
+  const there = edits.find(same);
+  if (!there) go({ edits: [...edits, edit] });
+  else if (there.on) go({ edits: edits.filter((one) => !same(one)) });
+  else go({ edits: edits.map((one) => (one === there ? { ...one, on: true } : one)) });
+  return there?.on ? "edit.undone" : "edit.done";
 }
 
 /** Whether there is something to compare with. */

@@ -5,17 +5,19 @@
 import * as api from "./api.js";
 import { download, fill, h } from "./dom.js";
 import { say } from "./grid.js";
-import { mapSvg } from "./map.js";
+import { mapSvg, mapTable } from "./map.js";
 import { shownPicture, sliceTable } from "./steps.js";
 import { encode } from "./state.js";
-import { app, manifest } from "./store.js";
+import { acting, app, manifest } from "./store.js";
 import { t } from "./text.js";
 
 const safe = (name) => name.replace(/[^\w.-]+/g, "_");
 
 export function drawTakeaway() {
   const item = (id, text, onclick) => h("li", null, h("button", { type: "button", id, onclick }, text));
-  const file = (id, text, kind, query = "") => h("li", null, h("a", { id, href: app.trace ? api.exportPath(app.trace.id, kind, query) : "#", download: `trace.${kind}` }, text));
+  const file = (id, text, kind, query = "", of = app.trace) => h("li", null, h("a", { id, href: of ? api.exportPath(of.id, kind, query) : "#", download: `trace.${kind}`, onclick: fetchFile }, text));
+  const edited = acting().length > 0;
+  const alone = !app.state.against && !app.state.versus;
   fill(
     document.getElementById("take-list"),
     item("take-link", t("take.link"), () => copy(`${location.href.split("#")[0]}#${encode(app.state)}`, t("take.copied"))),
@@ -24,9 +26,22 @@ export function drawTakeaway() {
     item("take-steps", t("take.steps"), () => shownPicture() && download("steps.svg", shownPicture().svg(), "image/svg+xml")),
     item("take-csv", t("take.csv"), takeCsv),
     file("take-tensors", t("take.tensors"), "safetensors"),
-    file("take-page", t("take.page"), "html", savedCells()),
+    edited && !alone ? h("li", { id: "take-page", class: "soft" }, t("take.page.edited")) : file("take-page", t(edited ? "take.page.plain" : "take.page"), "html", savedCells(), edited ? app.baseline : app.trace),
     item("python-open", t("take.python"), openPython),
   );
+}
+
+/** Save what the link leads to; what the server says against it stands on the page. */
+async function fetchFile(event) {
+  event.preventDefault();
+  const note = document.getElementById("status-note");
+  try {
+    const { blob, name } = await api.exported(event.currentTarget.getAttribute("href"));
+    download(name, blob, blob.type);
+  } catch (error) {
+    note.textContent = t("take.failed", { why: error.message || t("away") });
+    say(note.textContent);
+  }
 }
 
 /** The numbers whose arithmetic goes into the offline page: the one on screen and those it was reached from. */
@@ -70,7 +85,7 @@ function takeCsv() {
 export function python() {
   const { state, trace } = app;
   const literal = (x) => JSON.stringify(x).replace(/\bnull\b/g, "None").replace(/\btrue\b/g, "True").replace(/\bfalse\b/g, "False");
-  const edits = state.edits.filter((edit) => edit.on);
+  const edits = acting();
   const ids = trace.pieces.map((piece) => piece.id);
   const source = trace.source.length ? `, source=torch.tensor([${literal(trace.source.map((piece) => piece.id))}])` : "";
   const cell = state.cell ?? { name: manifest.values.at(-1)?.name, index: [0, ids.length - 1, 0] };
@@ -89,7 +104,7 @@ export function python() {
     edits.length ? "from clearhead.inspector.trace import Edit, trace" : "from clearhead.inspector.trace import trace",
     ...(trace.weights || (state.versus && app.baseline?.weights) ? ["from clearhead.training.checkpoint import load_checkpoint"] : []),
     "",
-    `model, tokenizer = open_model(${literal(manifest.name)}, \"cpu\")`,
+    `model, tokenizer = open_model(${literal(manifest.place)}, \"cpu\")`,
     ...(trace.weights ? [`load_checkpoint(${literal(trace.weights)}, model)  # step ${trace.step}`] : []),
     `tokens = torch.tensor([${literal(ids)}])  # ${literal(trace.pieces.map((piece) => piece.text).join("").slice(0, 60))}`,
     ...(edits.some(put) && app.baseline ? [...beside(), `other = trace(${state.versus ? "beside" : "model"}, torch.tensor([${literal(app.baseline.pieces.map((piece) => piece.id))}])${source}).values`] : []),
@@ -105,7 +120,7 @@ export function python() {
 function beside() {
   const { state, baseline } = app;
   if (!state.versus) return [];
-  const name = state.versus === "beside" ? api.besideName : manifest.name;
+  const name = state.versus === "beside" ? api.besidePlace : manifest.place;
   return [`beside, _ = open_model(${JSON.stringify(name)}, "cpu")`, ...(baseline.weights ? [`load_checkpoint(${JSON.stringify(baseline.weights)}, beside)  # step ${baseline.step}`] : [])];
 }
 
@@ -125,9 +140,9 @@ function openText(title, text) {
   if (!dialog.open) dialog.showModal();
 }
 
-/** The visible slice as a table. */
-export function openTable() {
-  const table = sliceTable();
+/** The visible slice as a table, or the map. */
+export function openTable(ofMap = false) {
+  const table = ofMap && app.trace ? mapTable() : sliceTable();
   if (!table) return;
   const dialog = document.getElementById("dialog");
   fill(dialog, h("h2", { id: "dialog-title" }, t("table.title")), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("table.title") }, table), h("form", { method: "dialog" }, h("button", { autofocus: true }, t("close"))));
