@@ -569,11 +569,10 @@ def test_a_head_can_be_frozen(served: Served, open_page: Open) -> None:
     page.keyboard.press("h")
     settled(page, lambda: page.keyboard.press("f"))
     frozen = page.evaluate("import('/page/store.js').then(({ app }) => app.state.edits.at(-1).name)")
-    assert frozen.endswith(".attn.weights") and page.inner_text(".edits").split()[-5:-2] == [
-        "freeze",
-        frozen,
-        "[:,",
-    ]
+    layer = frozen.split(".")[2]
+    assert frozen.endswith(".attn.weights")
+    assert f"freeze layer {layer}, head 0" in page.locator(".edits li").last.inner_text()
+    assert page.locator(".edits .where").last.get_attribute("title") == f"{frozen} [:, 0]"
     page.locator("#take summary").click()
     page.locator("#python-open").click()
     program = page.inner_text("#python")
@@ -913,7 +912,7 @@ def test_every_sentence_exists_in_both_languages(served: Served, open_page: Open
     tables = page.evaluate("import('/page/text.js').then(({ tables }) => tables)")
     assert tables["en"].keys() == tables["zh"].keys()
     for key, text in tables["en"].items():
-        assert set(re.findall(r"{(\w+)}", text)) == set(re.findall(r"{(\w+)}", tables["zh"][key])), key
+        assert set(re.findall(r"{(\w+)[|}]", text)) == set(re.findall(r"{(\w+)[|}]", tables["zh"][key])), key
     used = set()
     for file in PAGE.glob("*.js"):
         used |= set(re.findall(r"\bt\(\"([\w.-]+)\"", file.read_text(encoding="utf-8")))

@@ -189,10 +189,10 @@ const ANSWERS = [
     const on = app.state.edits.find((one) => one.on && one.kind === "zero" && /\.mixed$/.test(one.name));
     if (on && app.baseline?.logits && app.baseline !== app.trace) {
       const id = argmax(app.baseline.logits.data);
-      return { text: t("guide.9.after", { name: on.name.replace(/^.*blocks\.(\d+)\..*$/, "$1"), head: on.at[1] ?? "", word: visible(wordOf(id)), before: percent(softmax(app.baseline.logits.data)[id]), after: percent(softmax(app.trace.logits.data)[id]) }), look: () => go({ edits: [] }), button: t("guide.restore") };
+      return { text: t("guide.9.after", { name: on.name.replace(/^.*blocks\.(\d+)\..*$/, "$1"), head: on.at[1] ?? "", word: visible(wordOf(id)), before: percent(softmax(app.baseline.logits.data)[id]), after: percent(softmax(app.trace.logits.data)[id]) }), look: () => go({ edits: app.state.edits.filter((one) => one !== on) }), button: t("guide.restore") };
     }
     if (!found) return { text: t("guide.none") };
-    return { text: t("guide.9", { layer: found.layer, head: found.head, other: word(found.key) }), look: () => go({ edits: [...app.state.edits, edit], position: null, layer: found.layer, head: found.head, cell: null, trail: [] }), button: t("guide.off") };
+    return { text: t("guide.9", { layer: found.layer, head: found.head, other: word(found.key) }), look: () => (go({ edits: [...app.state.edits, edit], position: null, layer: found.layer, head: found.head, cell: null, trail: [] }), (app.lent = edit)), button: t("guide.off") };
   },
 ];
 

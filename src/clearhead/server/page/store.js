@@ -23,6 +23,7 @@ export const app = {
   whole: false, // whether all views are there
   error: "",
   note: () => "",
+  lent: /** @type {import("./state.js").Edit|null} */ (null), // what a question of the guide switched off, until it is left
   theme: /** @type {ReturnType<typeof palette>} */ (null),
 };
 
@@ -73,6 +74,7 @@ export function go(patch, quietly = false) {
   const before = app.state;
   if (!quietly) writeAddress(); // what was seen before the step is where Back leads
   app.state = { ...before, ...patch };
+  if (app.lent && app.state.guide !== before.guide) takeBack();
   if (before.theme !== app.state.theme) setTheme();
   if (quietly) later ||= setTimeout(writeAddress, 120); // a slider that is dragged is not sixty addresses a second
   else if (`#${encode(app.state)}` !== location.hash) history.pushState(null, "", `#${encode(app.state)}`);
@@ -80,6 +82,17 @@ export function go(patch, quietly = false) {
   if (before.position !== app.state.position || before.stack !== app.state.stack) fetchLines();
   redraw(touched(before, app.state));
 }
+
+/** The guide goes on or closes: the model is again as it was before its question. */
+function takeBack() {
+  const lent = JSON.stringify(app.lent);
+  const edits = app.state.edits.filter((edit) => JSON.stringify(edit) !== lent);
+  app.lent = null;
+  if (edits.length === app.state.edits.length) return;
+  app.state.edits = edits;
+  notice = () => t("guide.undone");
+}
+let notice = () => ""; // what the next answer is to say
 
 let later = 0;
 
@@ -167,7 +180,7 @@ function settle(acted) {
   const now = trace.of + (state.versus && baseline ? `.${baseline.of.split(".")[1]}` : "");
   const then = state.of.split(".");
   const other = now.split(".").flatMap((part, i) => (part === then[i] ? [] : [i]));
-  if (acted) app.note = () => "";
+  if (acted) [app.note, notice] = [notice, () => ""];
   if (acted || !state.of) state.of = now;
   else if (other.length) app.note = () => t("differs", { names: other.map((i) => t(`differs.${i}`)).join(", ") });
   if (state.versus === "beside" && !api.besideName) app.note = () => t("compare.none");
