@@ -571,7 +571,7 @@ def test_a_head_can_be_frozen(served: Served, open_page: Open) -> None:
     frozen = page.evaluate("import('/page/store.js').then(({ app }) => app.state.edits.at(-1).name)")
     layer = frozen.split(".")[2]
     assert frozen.endswith(".attn.weights")
-    assert f"freeze layer {layer}, head 0" in page.locator(".edits li").last.inner_text()
+    assert f"freeze layer {layer}, head 0" in " ".join(page.locator(".edits li").last.inner_text().split())
     assert page.locator(".edits .where").last.get_attribute("title") == f"{frozen} [:, 0]"
     page.locator("#take summary").click()
     page.locator("#python-open").click()

@@ -212,17 +212,17 @@ async function compare(request, edits, /** @type {api.Trace|null} */ answer) {
 
 // ---------------------------------------------------------------- edits whose place is not there
 
-/** The place of an edit along the text: an index and whether it counts in the source, or null. */
-function along(edit) {
-  const shape = byName.get(edit.name)?.shape ?? [];
-  const axis = edit.at.findLastIndex((index, k) => index !== null && (shape[k] === "T" || shape[k] === "S"));
-  return axis < 0 ? null : { furthest: Math.max(...edit.at.filter((_, k) => shape[k] === shape[axis])), source: shape[axis] === "S" };
+/** How many places an axis of a value has in this pass, where the text decides; S is that of the keys. */
+function room(name, k, trace) {
+  const letter = byName.get(name)?.shape[k];
+  if (letter !== "T" && letter !== "S") return Infinity;
+  const source = /^(encoder|source)/.test(name) || (letter === "S" && /\.cross\b/.test(name));
+  return (source && trace.source.length ? trace.source : trace.pieces).length;
 }
 
-const fits = (edit, trace) => {
-  const place = along(edit);
-  return !place || place.furthest < (place.source ? trace.source : trace.pieces).length;
-};
+const along = ({ name, at }) => at.some((index, k) => index !== null && "TS".includes(byName.get(name)?.shape[k]));
+/** The axis along which an edit stands outside; -1 if it has its place. */
+const outside = ({ name, at }, trace) => at.findIndex((index, k) => index !== null && index >= room(name, k, trace));
 
 /** The pass without edits that told how many tokens there are. */
 let alone = /** @type {api.Trace|null} */ (null);
@@ -238,15 +238,16 @@ async function placed(edits, request) {
     alone = found;
     alone.plain = plain;
   }
-  return edits.filter((edit) => fits(edit, alone));
+  return edits.filter((edit) => outside(edit, alone) < 0);
 }
 
 /** Why an edit that is on does nothing to this text; "" if it does. */
 export function waits(edit) {
   const { trace, baseline } = app;
   if (!trace || !edit.on) return "";
-  const n = (along(edit)?.source ? trace.source : trace.pieces).length;
-  if (!fits(edit, trace)) return t("edit.waits", { n });
+  const k = outside(edit, trace);
+  if (k >= 0) return t("edit.waits", { n: room(edit.name, k, trace) });
+  const n = trace.pieces.length;
   return edit.kind === "patch" && baseline && baseline.pieces.length !== n ? t("edit.waits.patch", { a: n, b: baseline.pieces.length }) : "";
 }
 
