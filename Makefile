@@ -10,7 +10,7 @@ SHAPES := --jaxtyping-packages=clearhead,beartype.beartype
 .PHONY: demo test check test-long lint bench clean
 
 demo: $(VENV)/.installed        ## learn a vocabulary, train a small decoder for some minutes, let it speak
-	$(BIN)/clearhead demo
+	$(BIN)/clearhead demo $(if $(wildcard runs/demo/recipe.toml),--resume)  # one that was stopped goes on
 
 test: $(VENV)/.installed-test lint   ## everything but the long tests
 	$(PYTEST) -m "compiled and not long"

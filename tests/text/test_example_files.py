@@ -173,7 +173,7 @@ WRONG = [
     (read_labelled, "a.csv", "text,label,text\na,b,c\n", r"a\.csv:1: 2 columns 'text', the first line has"),
     (read_labelled, "a.csv", "text,label\na,b\n\n ,c\n",
      r"a\.csv:4: 'text' is empty; take the line out or fill"),
-    (read_labelled, "a.txt", "a b", r"a\.txt is neither \.csv nor \.tsv nor \.jsonl by its name; rename it"),
+    (read_labelled, "a.txt", "a b", r"a\.txt is neither \.csv nor .* by its name, as this objective"),
     (read_labelled, "a.jsonl", '{"text": "a"', r"a\.jsonl:1: not JSON, Expecting ',' delimiter in column 13"),
     (read_labelled, "a.jsonl", '\n["a"]', r"a\.jsonl:2: a list, not a JSON object"),
     (read_labelled, "a.jsonl", '{"text": "a", "stars": 1}',
@@ -283,7 +283,7 @@ def test_the_split_is_a_function_of_the_content():
     questions = [Question(f"document {n}", str(n), place=str(k)) for n in (6, 7) for k in range(3)]
     assert [one.context for one in split_examples(questions)[1]] == ["document 6"] * 3
     with pytest.raises(
-        ValueError, match=r"5 examples are too few: .* leaves none for validation; give a valid"
+        ValueError, match=r"5 examples are too few, .* leaves none for validation; give a valid"
     ):
         split_examples(pairs[:5])
 

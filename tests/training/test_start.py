@@ -233,7 +233,7 @@ def test_mistakes_are_told_before_any_work(made: Made, labelled: Path, begun: Pa
         return replace(recipe, data=replace(recipe.data, **fields))
 
     cases = {
-        "there is no such folder; a model of the Hub is fetched first": recipe_for(labelled, tmp_path / "no"),
+        "there is no such folder; give a run or a published model": recipe_for(labelled, tmp_path / "no"),
         "a GGUF file is for using a model": recipe_for(labelled, tmp_path / "model.gguf"),
         "exceeds the 24 positions": recipe_for(labelled, folder, context_length=25),
         "is of shape 'encoder'; objective='translation' needs": recipe_for(

@@ -64,6 +64,8 @@ class GGUFFile:
             self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         try:
             self.settings, self._entries = read_head(self._data)
+        except ImportError as error:
+            raise ValueError(f"{path}: {error}") from None
         except ValueError as error:
             raise ValueError(f"{path} is no complete GGUF file: {error}") from None
         self.names = list(self._entries)
@@ -109,7 +111,9 @@ def gguf_package() -> Any:
     try:
         import gguf
     except ImportError:
-        raise ValueError("reading quantised tensors needs gguf: pip install 'clearhead[gguf]'") from None
+        raise ModuleNotFoundError(
+            "reading quantised tensors needs the package gguf: pip install gguf"
+        ) from None
     return gguf
 
 

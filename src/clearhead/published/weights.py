@@ -89,10 +89,27 @@ def match_family(config: ModelConfig) -> tuple[Family, str]:
             return family, class_name
         if best is None or distance(odd) < distance(best[0]):
             best = odd, class_name
+    best = best or nearest_head(config)
     if best is None:
         raise ValueError(f"no published family has a head={config.head!r} with shape={config.shape!r}")
     options = ", ".join(f"{name}={find(config, name)!r}" for name in best[0])
     raise ValueError(f"these options have no Hugging Face form (nearest: {best[1]}): {options}")
+
+
+def nearest_head(config: ModelConfig) -> tuple[list[str], str] | None:
+    """The class with a head for the same purpose that differs least, and in what; None without one."""
+    found: list[tuple[list[str], str]] = []
+    for family in FAMILIES.values():
+        for class_name, kind in family.classes.items():
+            if kind.fields.get("head") != config.head:
+                continue
+            try:
+                theirs = config.replace(**kind.fields)
+            except ValueError:
+                continue  # with these options it is no model at all
+            own = [name for name, value in kind.fields.items() if find(config, name) != value]
+            found.append((own + unfit(family, theirs, class_name), class_name))
+    return min(found, key=lambda pair: distance(pair[0]), default=None)
 
 
 def distance(odd: list[str]) -> int:

@@ -73,7 +73,7 @@ def first_of(session: Session, found: Pass) -> dict[str, Any]:
         "".join(piece.text for piece in pieces if piece.end > piece.start) for pieces in words
     )
     return {
-        "manifest": session.manifest,
+        "manifest": {**session.manifest, "place": session.ours.name},  # where it lies is nobody else's affair
         "trace": {
             "data": base64.b64encode(
                 summary(session.ours, session.speller, found, spoken.read, spoken.source)

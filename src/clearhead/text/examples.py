@@ -103,9 +103,9 @@ def split_examples(examples: Sequence[SomeExample]) -> tuple[list[SomeExample], 
     if not train or not validation:
         side = "validation" if train else "training"
         raise ValueError(
-            f"{len(examples)} example{'s are' if len(examples) > 1 else ' is'} too few: the hash of their "
-            f"content, which sends one in twenty to validation, leaves none for {side}; give a "
-            "validation file of its own"
+            f"{len(examples)} example{'s are' if len(examples) > 1 else ' is'} too few, or too often the "
+            f"same: the hash of their content, which sends one in twenty to validation, leaves none for "
+            f"{side}; give a validation file of its own as data.validation"
         )
     return train, validation
 

@@ -36,7 +36,9 @@ def read_rows(
             yield place, [field_of(record, name, place) for name in names]
         return
     if kind_of(path) not in ("csv", "tsv"):
-        raise ValueError(f"{path} is neither .csv nor .tsv nor .jsonl by its name; rename it to what it is")
+        raise ValueError(
+            f"{path} is neither .csv nor .tsv nor .jsonl by its name, as this objective needs it"
+        )
     rows = _csv(path) if kind_of(path) == "csv" else _tsv(path)
     (place, first), *others = rows
     if exactly not in (None, len(first)):
@@ -60,8 +62,8 @@ def _column(first: list[str], name: str, place: str, numbered: bool) -> int:
         there = ", ".join(f"{column!r:.40}" for column in first[:8])
         found = f"{times} columns" if times else "no column"
         raise ValueError(
-            f"{place}: {found} {name!r}, the first line has {there}; name columns that are there, or, in a "
-            "file whose first line is no header, their numbers from 1"
+            f"{place}: {found} {name!r}, the first line has {there}; say which as data.field and "
+            "data.label_field (data.target_field of pairs), or by numbers from 1 where no line names columns"
         )
     return first.index(name)
 

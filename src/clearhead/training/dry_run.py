@@ -123,7 +123,7 @@ def dry_run(recipe: Recipe, run: RunFolder) -> DryRun:
     memory = memory_of(device)
     rate = matmul_rate(recipe.model, device, per_pass)
     seconds = settings.accumulation * per_pass * flops / rate
-    measured = f"by the {rate / 1e9:,.0f} GFLOP/s of its matrix products: no less than that"
+    measured = f"by the {rate / 1e9:,.0f} GFLOP/s that its matrix products reach now, nothing else counted"
     if seconds / settings.accumulation <= PATIENCE and needs.total < memory:
         seconds, measured = time_steps(recipe, device) * settings.accumulation, "a few steps were tried"
     tokens = settings.accumulation * per_pass

@@ -15,6 +15,7 @@ Processes come from torchrun (`clearhead launch`) or from Slurm's srun, and find
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -203,10 +204,11 @@ class Distributed:
             from torch.nn.parallel import DistributedDataParallel
 
             devices = [self.device] if self.device.type == "cuda" else None
-            wrapped = DistributedDataParallel(
-                model.to(self.device), devices, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
-            return wrapped
+            with warnings.catch_warnings():  # the name that newer PyTorch wants is unknown to older
+                warnings.simplefilter("ignore", FutureWarning)
+                return DistributedDataParallel(
+                    model.to(self.device), devices, broadcast_buffers=False, gradient_as_bucket_view=True
+                )
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
         if self.settings.tensor_parallel > 1:

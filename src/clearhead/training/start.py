@@ -67,8 +67,8 @@ def open_start(place: str) -> Start:
         return Start(place, model, tokenizer)
     if not path.is_dir():
         raise FileNotFoundError(
-            f"start_from={place}: there is no such folder; a model of the Hub is fetched first, with "
-            f"clearhead import {place} FOLDER --download"
+            f"start_from={place}: there is no such folder; give a run or a published model (one of the "
+            "Hub is fetched by clearhead import NAME FOLDER --download)"
         )
     try:
         model, found = load(path, dtype=torch.float32)

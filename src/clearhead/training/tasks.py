@@ -10,6 +10,7 @@ the two that learn from running text, cut into windows of one length; the others
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -230,6 +231,8 @@ def make_task(
         recipe = fit_vocabulary(recipe, data.tokenizer)
         recipe = replace(recipe, model=fit_head(recipe.model, objective))
         return (Masked if objective == "masked" else NextToken)(data, recipe.train), recipe
+    if objective == "translation" and find_spec("sacrebleu") is None:
+        note("BLEU and chrF are left out, they need the package sacrebleu: pip install sacrebleu")
     examples = prepare_examples(recipe, run, note, progress)
     recipe = fit_vocabulary(recipe, examples.tokenizer)
     n_labels = 1 if objective == "regression" else len(examples.labels)
