@@ -25,7 +25,7 @@ from clearhead.training.parallel import start_parallel
 from clearhead.training.recipe import Recipe, load_recipe
 from clearhead.training.report import JsonLines
 
-RANK = int(os.environ["RANK"])
+RANK = int(os.environ.get("RANK", "-1"))  # where nobody started it, it is only read
 Action = dict[str, Any]
 
 
@@ -139,4 +139,5 @@ def main() -> None:
     (plan.parent / f"told-{plan.stem}-{RANK}.json").write_text(json.dumps(told))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -26,7 +26,7 @@ def test_nothing_is_measured_where_the_clock_does_not_decide():
 
 def test_the_first_steps_and_the_slow_ones_do_not_decide(monkeypatch):
     """Four of six are timed; the median of an even number is the upper of the two in the middle."""
-    clock = iter([0, 90, 100, 180, 0, 1, 0, 2, 0, 3, 0, 40])
+    clock = map(float, [0, 90, 100, 180, 0, 1, 0, 2, 0, 3, 0, 40])
     monkeypatch.setattr(budget, "time", type("Clock", (), {"perf_counter": lambda self: next(clock)})())
     taken: list[int] = []
     assert median_seconds(taken.append, n_steps=6, unmeasured=2) == 3

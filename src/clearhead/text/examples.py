@@ -146,7 +146,7 @@ def _names(example: Labelled | Tagged) -> tuple[Sequence[str], str]:
 
 def _order(name: str) -> tuple[float, str]:
     whole = name.isascii() and name.removeprefix("-").isdecimal() and len(name) < 16
-    return (int(name), name) if whole else (math.inf, name)
+    return (float(name), name) if whole else (math.inf, name)
 
 
 def check_labels(examples: Sequence[Labelled | Tagged], names: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ def count_steps(
 
     >>> count_steps(TrainConfig(tokens=300), 64, measure=lambda: 0.5)
     5
-    >>> count_steps(TrainConfig(minutes=1), 64, measure=lambda: 0.5)
+    >>> count_steps(TrainConfig(minutes=1.0), 64, measure=lambda: 0.5)
     120
     """
     if settings.steps is not None:

@@ -330,7 +330,7 @@ def time_steps(recipe: Recipe, device: torch.device, n_steps: int = 4) -> float:
 def spell(seconds: float) -> str:
     """A time in the unit that suits it.
 
-    >>> spell(0.0123), spell(75), spell(7500), spell(200_000)
+    >>> spell(0.0123), spell(75.0), spell(7500.0), spell(2e5)
     ('12 ms', '75 s', '2.1 h', '2.3 days')
     """
     units = (("days", 86_400, 1.5), ("h", 3600, 1.5), ("min", 60, 2), ("s", 1, 1))
