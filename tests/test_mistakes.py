@@ -392,7 +392,7 @@ MISTAKES = {
         "train recipe.toml --run x --train.batch-size 100000000", "not enough memory", "batch_size"
     ),
     "start that is not there": row(
-        "train classes.toml --run x --train.start-from nowhere", "nowhere", "import nowhere FOLDER --download"
+        "train classes.toml --run x --train.start-from nowhere", "nowhere", "import NAME FOLDER --download"
     ),
     "start that is no model": row(
         "train classes.toml --run x --train.start-from corpus", "start_from=corpus"

@@ -132,7 +132,7 @@ def test_options_without_a_form_are_listed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"attn_softcap=3\.0"):
         save(own(attn_softcap=3.0), None, tmp_path)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="head='span' with shape='encoder-decoder'"):
+    with pytest.raises(ValueError, match=r"nearest: BartForQuestionAnswering\): .*qkv_bias=False"):
         save(own(shape="encoder-decoder", head="span", positions="sinusoidal"), None, tmp_path)
 
 

@@ -164,16 +164,23 @@ def test_the_verb_serves_until_ctrl_c(tiny: tuple[Any, Tokenizer], tmp_path: Pat
     ("words", "reason"),
     [
         (["look", "nowhere"], "nowhere"),
-        (["look", "nowhere", "--host", "0.0.0.0"], "key"),
+        (["look", "model", "--host", "0.0.0.0"], "key"),
         (["look", "nowhere", "--port", "x"], "port"),
     ],
 )
 def test_mistakes_on_the_command_line_are_one_line(
-    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Exit code 2, and what would work."""
     from clearhead.cli import main
 
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(words)
     err = capsys.readouterr().err

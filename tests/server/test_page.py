@@ -24,6 +24,7 @@ from clearhead.generation.sample import (
     penalise_repetition,
 )
 from clearhead.inspector.provenance import Unknown, explain, recompute
+from clearhead.inspector.spelling import spell
 from clearhead.inspector.trace import trace
 from clearhead.model.transformer import Transformer
 from clearhead.text.bpe import train_bpe
@@ -311,7 +312,7 @@ def test_the_last_row_of_the_map_is_what_the_model_says(served: Served, open_pag
     assert ids == said.argmax(-1).tolist()
     assert torch.allclose(torch.tensor(p), said.softmax(-1).amax(-1), atol=1e-5)
     assert torch.allclose(torch.tensor(logits), said[-1], atol=1e-4)
-    word = served.tokenizer.decode([ids[-1]]) if served.tokenizer else ""
+    word = spell(served.session.speller.bytes_of(ids[-1]))
     assert word.strip() in page.inner_text("#readout")
     assert float(re.search(r"[\d.e-]+$", page.inner_text("#delta"))[0]) <= 1e-4
 
