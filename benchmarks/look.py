@@ -163,6 +163,7 @@ def long_trace(model: Transformer, tokenizer: Tokenizer, n: int) -> tuple[float,
     """MB by which a trace of 1,024 tokens makes the process grow, and ms until the weights of a layer that
     nobody opened are there.
     """
+    give_back()  # what the pages before have freed is not this trace's
     before = resident()
     with look(model, tokenizer, words(tokenizer, 1024)) as served:
         token = served.server.config.app.state.token
