@@ -30,6 +30,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 import clearhead
 from clearhead import ModelConfig, Tokenizer, Transformer, load, look, train_bpe
+from clearhead.inspector.passes import give_back
 from clearhead.text.corpus import open_corpus
 from loading import MODEL, import_model
 from machine import describe_machine, record
