@@ -18,7 +18,8 @@ FILES = {
         older_files foreign frame sandbox chat corpus compressors shards prepare spread batches
         examples rows example_files token_files encode_examples padded""",
     "model": "config tap layers initial position cache attention grouped experts heads transformer summary",
-    "published": """course mapping quirks families families_experts families_encoders storage weights layout
+    "published": """course mapping quirks families families_experts families_encoders
+        families_encoder_decoders storage weights layout
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
     "training": """scores objectives masking schedules sharded optim muon average spikes activations memory

@@ -5,7 +5,8 @@ Each family is one value in capitals, under a heading of its own; most differ fr
     here                      LLAMA  MISTRAL  QWEN2  QWEN3  SMOLLM3  GEMMA  GEMMA2  GEMMA3  PHI3  OLMO2
                               OLMO3  GPT2
     families_experts.py       MIXTRAL  QWEN2_MOE  QWEN3_MOE  OLMOE  DEEPSEEK3  GPT_OSS
-    families_encoders.py      BERT  ROBERTA  DISTILBERT  MODERNBERT  BART  MARIAN  T5
+    families_encoders.py      BERT  ROBERTA  DISTILBERT  MODERNBERT
+    families_encoder_decoders.py  BART  MARIAN  T5
     original.py, course.py    weights without a config.json
 
 How a key is read that one entry does not tell (rotary positions, windows) stands in quirks.py.

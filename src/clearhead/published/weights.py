@@ -18,7 +18,12 @@ from torch import Tensor, nn
 
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
-from clearhead.published import families, families_encoders, families_experts
+from clearhead.published import (
+    families,
+    families_encoder_decoders,
+    families_encoders,
+    families_experts,
+)
 from clearhead.published.mapping import (
     SAME,
     SPLIT,
@@ -36,7 +41,12 @@ from clearhead.published.mapping import (
 from clearhead.published.storage import Tensors
 
 # In the order in which a model of our own is matched.
-FAMILIES = families.FAMILIES | families_experts.FAMILIES | families_encoders.FAMILIES
+FAMILIES = (
+    families.FAMILIES
+    | families_experts.FAMILIES
+    | families_encoders.FAMILIES
+    | families_encoder_decoders.FAMILIES
+)
 
 HEAD = "head.weight"
 

@@ -21,7 +21,7 @@ question has come, 503 when too many wait.
 
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -122,6 +122,23 @@ def add_page(app: FastAPI, session: Session, token: str) -> None:
         return PlainTextResponse(source_text(key, session.model), headers=NEVER)
 
 
+async def streamed(events: AsyncGenerator[Any, None]) -> Response:
+    """Events as they come. A mistake in what was asked shows at the first: it is an answer of its own."""
+    first = await anext(events)
+
+    async def stream() -> AsyncIterator[str]:
+        yield f"data: {to_json(first)}\n\n"
+        try:
+            async for event in events:
+                yield f"data: {to_json(event)}\n\n"
+        except (ValueError, Busy) as error:
+            yield f"data: {to_json({'error': str(error)})}\n\n"
+        finally:
+            await events.aclose()
+
+    return StreamingResponse(stream(), media_type="text/event-stream", headers=NEVER)
+
+
 def add_traces(app: FastAPI, session: Session) -> None:
     """Passes of the model."""
 
@@ -161,33 +178,12 @@ def add_traces(app: FastAPI, session: Session) -> None:
     async def generate(request: Request) -> Response:
         body = await read(request)
         question, sampling, n_new = await session.call(ready_to_generate, session, body)
-        events = generated(session, question, sampling, n_new)
-        first = await anext(events)  # a mistake in what was asked is an answer of its own
-
-        async def stream() -> AsyncIterator[str]:
-            yield f"data: {to_json(first)}\n\n"
-            try:
-                async for event in events:
-                    yield f"data: {to_json(event)}\n\n"
-            except (ValueError, Busy) as error:
-                yield f"data: {to_json({'error': str(error)})}\n\n"
-            finally:
-                await events.aclose()
-
-        return StreamingResponse(stream(), media_type="text/event-stream", headers=NEVER)
+        return await streamed(generated(session, question, sampling, n_new))
 
     @app.post("/api/sweep")
     async def swept(request: Request) -> Response:
         body = await read(request)
-        events = sweep(session, await session.call(ours, session, body), body)
-        first = await anext(events)
-
-        async def stream() -> AsyncIterator[str]:
-            yield f"data: {to_json(first)}\n\n"
-            async for event in events:
-                yield f"data: {to_json(event)}\n\n"
-
-        return StreamingResponse(stream(), media_type="text/event-stream", headers=NEVER)
+        return await streamed(sweep(session, await session.call(ours, session, body), body))
 
     @app.get("/api/export/{file}")
     async def exported(request: Request, file: str) -> Response:
