@@ -28,6 +28,7 @@ from clearhead.model.cache import LayerCache
 from clearhead.model.config import LatentConfig, QKNorm, check_heads
 from clearhead.model.layers import Linear, RMSNorm, widen
 from clearhead.model.position import Rotation, rotate
+from clearhead.model.products import linear
 from clearhead.model.tap import listening, tap
 
 
@@ -304,7 +305,7 @@ def project_fused(
     parts = (attention.q, attention.k, attention.v)
     weight = torch.cat([part.weight for part in parts])
     biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
-    projected = F.linear(x, weight, torch.cat(biases) if biases else None)
+    projected = linear(x, weight, torch.cat(biases) if biases else None)
     q, k, v = projected.split([part.weight.shape[0] for part in parts], dim=-1)
     return tap("q", q), tap("k", k), tap("v", v)  # named like the outputs of the three modules
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from clearhead.model.config import ModelConfig, Pool
 from clearhead.model.layers import ACTIVATIONS, Linear, make_config_norm
+from clearhead.model.products import linear
 
 Mask = Bool[Tensor, "B T"] | None
 
@@ -62,7 +63,7 @@ class TokenLogits(Prepared):
 
     def forward(self, hidden: Float[Tensor, "B T D"], mask: Mask = None) -> Float[Tensor, "B T V"]:
         x = self.rescale(self, self.prepare(self, hidden))
-        return self.finish(self, F.linear(x, self.weight, self.bias))
+        return self.finish(self, linear(x, self.weight, self.bias))
 
 
 def scaled(head: TokenLogits, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:

@@ -1,0 +1,159 @@
+"""`linear` is F.linear, whichever library multiplies."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from clearhead.model import products
+from clearhead.model.layers import FeedForward
+from clearhead.model.products import linear, onednn_is_faster
+
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN"
+)
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
+    """oneDNN is asked for every product, however small, on any machine; the shapes it was asked for."""
+    asked: list[tuple[int, ...]] = []
+    multiply = products._multiply
+
+    def watched(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        asked.append((*x.shape[:-1], *weight.shape))
+        return multiply(x, weight, bias)
+
+    monkeypatch.setattr(products, "WORTH_IT", 0)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda maker: True)
+    monkeypatch.setattr(products, "_multiply", watched)
+    yield asked
+
+
+def make(*batch: int, d_in: int = 24, d_out: int = 40, bias: bool = True) -> list[Tensor]:
+    parts = [torch.randn(*batch, d_in), torch.randn(d_out, d_in), torch.randn(d_out)]
+    return [part.requires_grad_() for part in parts[: 3 if bias else 2]]
+
+
+def value_and_gradients(product: Callable[..., Tensor], parts: list[Tensor]) -> list[Tensor]:
+    torch.manual_seed(1)
+    y = product(*parts)
+    return [y, *torch.autograd.grad(y, parts, torch.randn_like(y))]
+
+
+@needs_onednn
+@given(
+    batch=st.lists(st.integers(1, 5), max_size=3),
+    d_in=st.integers(1, 70),
+    d_out=st.integers(1, 70),
+    bias=st.booleans(),
+)
+@settings(deadline=None, max_examples=60)
+def test_values_and_gradients_are_those_of_f_linear(
+    batch: list[int], d_in: int, d_out: int, bias: bool
+) -> None:
+    parts = make(*batch, d_in=d_in, d_out=d_out, bias=bias)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "WORTH_IT", 0)
+        patch.setattr(products, "onednn_is_faster", lambda maker: True)
+        ours = value_and_gradients(linear, parts)
+    for ours_part, theirs in zip(ours, value_and_gradients(F.linear, parts), strict=True):
+        torch.testing.assert_close(ours_part, theirs, rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+def test_strides_do_not_matter(everywhere: list[tuple[int, ...]]) -> None:
+    x = torch.randn(24, 7, 3).permute(2, 1, 0).requires_grad_()
+    weight = torch.randn(24, 40).t().requires_grad_()
+    parts = [x, weight]
+    for ours, theirs in zip(
+        value_and_gradients(linear, parts), value_and_gradients(F.linear, parts), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert (3, 7, 40, 24) in everywhere
+
+
+@needs_onednn
+def test_only_what_is_asked_for_is_computed(everywhere: list[tuple[int, ...]]) -> None:
+    x, weight, bias = make(6)
+    linear(x.detach(), weight.detach(), bias).sum().backward()
+    assert len(everywhere) == 1 and bias.grad is not None
+    everywhere.clear()
+    linear(x, weight.detach(), bias.detach()).sum().backward()
+    assert everywhere == [(6, 40, 24), (6, 24, 40)] and weight.grad is None
+
+
+@needs_onednn
+def test_a_second_derivative(everywhere: list[tuple[int, ...]]) -> None:
+    def penalty(product: Callable[..., Tensor], parts: list[Tensor]) -> list[Tensor]:
+        (slope,) = torch.autograd.grad(product(*parts).tanh().sum(), parts[0], create_graph=True)
+        return list(torch.autograd.grad(slope.square().sum(), parts))
+
+    parts = make(6)
+    for ours, theirs in zip(penalty(linear, parts), penalty(F.linear, parts), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@needs_onednn
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own forward mode
+def test_transformed_and_narrow_products_stay_with_f_linear(everywhere: list[tuple[int, ...]]) -> None:
+    x, weight, bias = make(6)
+
+    def loss(w: Tensor) -> Tensor:
+        return linear(x.detach(), w, bias.detach()).square().sum()
+
+    expected = torch.autograd.grad(F.linear(x, weight, bias).square().sum(), weight)[0]
+    torch.testing.assert_close(torch.func.grad(loss)(weight.detach()), expected)
+    jvp = torch.func.jvp(lambda w: linear(x.detach(), w), (weight.detach(),), (weight.detach(),))[1]
+    torch.testing.assert_close(jvp, F.linear(x, weight))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.detach(), x.detach())
+        tangent = torch.autograd.forward_ad.unpack_dual(linear(dual, weight.detach())).tangent
+    assert tangent is not None
+    torch.testing.assert_close(tangent, F.linear(x, weight))
+    mapped = torch.func.vmap(linear, in_dims=(0, None))(x.detach(), weight.detach())
+    torch.testing.assert_close(mapped, F.linear(x, weight))
+    assert linear(x.double(), weight.double()).dtype == torch.float64
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):
+        linear(x, weight, bias)
+    assert linear(x.to("meta"), weight.to("meta")).shape == (6, 40)
+    assert everywhere == []
+
+
+@needs_onednn
+def test_a_value_that_is_not_finite_stays_so(everywhere: list[tuple[int, ...]]) -> None:
+    x, weight, bias = (part.detach() for part in make(3))
+    x[0, 3], x[1, 2] = torch.nan, torch.inf
+    y = linear(x, weight, bias)
+    assert y[0].isnan().all() and not y[1].isfinite().any() and y[2].isfinite().all() and everywhere
+
+
+@needs_onednn
+@pytest.mark.compiled
+def test_compiled_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "WORTH_IT", 0)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda maker: True)
+    layer = FeedForward(24, 40, "gelu", gated=False, bias=True)
+    x = torch.randn(3, 7, 24, requires_grad=True)
+    parts = [x, *layer.parameters()]
+    compiled = torch.compile(layer, fullgraph=True)
+    ours = value_and_gradients(lambda *_: compiled(x), parts)
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):
+        theirs = value_and_gradients(lambda *_: layer(x), parts)
+    for ours_part, theirs_part in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(ours_part, theirs_part, rtol=1e-5, atol=1e-5)
+
+
+def test_which_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert onednn_is_faster("AuthenticAMD") and not onednn_is_faster("GenuineIntel")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert not onednn_is_faster("AuthenticAMD")
