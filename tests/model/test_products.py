@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from clearhead.model import products
+from clearhead.model.grouped import grouped_product
 from clearhead.model.layers import FeedForward
 from clearhead.model.products import linear, onednn_is_faster
 
@@ -28,7 +29,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]
         asked.append((*x.shape[:-1], *weight.shape))
         return multiply(x, weight, bias)
 
-    monkeypatch.setattr(products, "WORTH_IT", 0)
+    monkeypatch.setattr(products, "WORTH_IT", 1)
     monkeypatch.setattr(products, "onednn_is_faster", lambda maker: True)
     monkeypatch.setattr(products, "_multiply", watched)
     yield asked
@@ -58,7 +59,7 @@ def test_values_and_gradients_are_those_of_f_linear(
 ) -> None:
     parts = make(*batch, d_in=d_in, d_out=d_out, bias=bias)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "WORTH_IT", 0)
+        patch.setattr(products, "WORTH_IT", 1)
         patch.setattr(products, "onednn_is_faster", lambda maker: True)
         ours = value_and_gradients(linear, parts)
     for ours_part, theirs in zip(ours, value_and_gradients(F.linear, parts), strict=True):
@@ -139,7 +140,7 @@ def test_a_value_that_is_not_finite_stays_so(everywhere: list[tuple[int, ...]]) 
 @needs_onednn
 @pytest.mark.compiled
 def test_compiled_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WORTH_IT", 0)
+    monkeypatch.setattr(products, "WORTH_IT", 1)
     monkeypatch.setattr(products, "onednn_is_faster", lambda maker: True)
     layer = FeedForward(24, 40, "gelu", gated=False, bias=True)
     x = torch.randn(3, 7, 24, requires_grad=True)
@@ -159,3 +160,18 @@ def test_which_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert onednn_is_faster("AuthenticAMD") and not onednn_is_faster("GenuineIntel")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert not onednn_is_faster("AuthenticAMD")
+
+
+@needs_onednn
+def test_products_of_groups(everywhere: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, weight = torch.randn(11, 24, requires_grad=True), torch.randn(4, 40, 24, requires_grad=True)
+    ends = torch.tensor([3, 3, 10, 11], dtype=torch.int32)  # a group is empty
+
+    def product(rows: Tensor, weight: Tensor) -> Tensor:
+        return grouped_product(rows, weight, ends)
+
+    ours = value_and_gradients(product, [rows, weight])
+    assert (7, 40, 24) in everywhere
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    for ours_part, theirs in zip(ours, value_and_gradients(product, [rows, weight]), strict=True):
+        torch.testing.assert_close(ours_part, theirs, rtol=1e-5, atol=1e-5)

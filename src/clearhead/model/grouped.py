@@ -3,9 +3,10 @@
     y[m] = W[g(m)] x[m]        rows of group 0 first, then those of group 1, ...; `ends[g]` is where g's stop
 
 PyTorch's grouped kernel does it where it takes the numbers: float32, bfloat16 and float16, in rows of whole
-16-byte pieces. Else there is one product for each group. Both give equal results. The gradient is written
-out, because the kernel's own wants gradients laid out in memory as it likes them; and a compiler sees two
-operators whose inside it leaves alone, because it knows the kernel for bfloat16 only.
+16-byte pieces. Else, and where oneDNN is faster than that kernel, there is one product for each group. All
+give equal results. The gradient is written out, because the kernel's own wants gradients laid out in memory
+as it likes them; and a compiler sees two operators whose inside it leaves alone, because it knows the kernel
+for bfloat16 only.
 """
 
 from typing import Any
@@ -15,6 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+from clearhead.model.products import linear, onednn_pays
 
 
 def grouped_product(
@@ -73,6 +76,8 @@ def _has_no_values(x: Tensor) -> bool:
 
 
 def _multiply(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    if onednn_pays(rows, matrices, rows.numel() * matrices.shape[2] // len(ends)):
+        return torch.cat([linear(rows[a:b], matrices[group].t()) for group, (a, b) in enumerate(runs(ends))])
     if kernel_takes(rows, matrices):
         return F.grouped_mm(rows, matrices, offs=ends).contiguous()  # it pads rows to 16 bytes
     y = rows.new_empty(rows.shape[0], matrices.shape[2])
@@ -82,6 +87,8 @@ def _multiply(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
 
 
 def _outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    if onednn_pays(left, right, left.numel() * right.shape[1] // len(ends)):
+        return torch.stack([linear(left[a:b].t(), right[a:b].t()) for a, b in runs(ends)])
     if kernel_takes(left, right):
         return F.grouped_mm(left.t(), right, offs=ends).contiguous()
     y = left.new_empty(len(ends), left.shape[1], right.shape[1])

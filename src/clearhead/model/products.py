@@ -29,7 +29,7 @@ def linear(
     bias: Float[Tensor, " d_out"] | None = None,
 ) -> Float[Tensor, "*batch d_out"]:
     """x W^T (+ b), over the last dimension of x."""
-    if x.numel() * weight.shape[0] < WORTH_IT or not _suits_onednn(x, weight):
+    if not onednn_pays(x, weight, x.numel() * weight.shape[0]):
         return F.linear(x, weight, bias)
     if torch.compiler.is_compiling():
         return torch.ops.clearhead.product(x, weight, bias)
@@ -37,6 +37,19 @@ def linear(
     if learns and torch.is_grad_enabled():
         return _Product.apply(x, weight, bias)
     return _multiply(x, weight, bias)
+
+
+def onednn_pays(x: Float[Tensor, "..."], weight: Float[Tensor, "..."], n_multiplications: int) -> bool:
+    """Whether a product should go to oneDNN: a large one of plain float32 tensors, on such a machine."""
+    return (
+        n_multiplications >= WORTH_IT
+        and x.dtype == weight.dtype == torch.float32
+        and x.device.type == "cpu"
+        and type(x) in PLAIN
+        and type(weight) in PLAIN
+        and not torch.is_autocast_enabled("cpu")
+        and _allowed()
+    )
 
 
 def onednn_is_faster(maker: str) -> bool:
@@ -53,20 +66,6 @@ def processor_maker() -> str:
         return platform.processor().rpartition(" ")[2]
     lines = asked.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
-
-
-def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product goes to oneDNN: plain float32 tensors on such a machine, and nobody wants another
-    way.
-    """
-    return (
-        x.dtype == weight.dtype == torch.float32
-        and x.device.type == "cpu"
-        and type(x) in PLAIN
-        and type(weight) in PLAIN
-        and not torch.is_autocast_enabled("cpu")
-        and _allowed()
-    )
 
 
 @torch.compiler.assume_constant_result

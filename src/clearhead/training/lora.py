@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.model.attention import Attention, project_apart, project_fused
 from clearhead.model.layers import Linear
+from clearhead.model.products import linear
 from clearhead.model.transformer import Transformer
 from clearhead.training.tensor_files import MeanPart, Shards, WholeFiles
 
@@ -67,8 +67,8 @@ class Adapted(nn.Module):
         self.register_buffer("lora_scale", torch.tensor(self.scale))  # so that a file tells how to merge
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        learned = F.linear(F.linear(x, self.lora_a), self.lora_b)
-        return F.linear(x, self.weight, self.bias) + self.scale * learned
+        learned = linear(linear(x, self.lora_a), self.lora_b)
+        return linear(x, self.weight, self.bias) + self.scale * learned
 
 
 def find_layers(model: Transformer, lora: Lora) -> dict[str, Linear]:
