@@ -10,6 +10,7 @@ import os
 import random
 import select
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -76,8 +77,10 @@ def trial(
     enough: Callable[[bytes], bool],
     delay: float,
     signals: tuple[int, ...] = (signal.SIGKILL,),
-) -> tuple[bool, bytes]:
-    """Train in a child, signal it `delay` seconds after its events are `enough`; was it ended, and when?"""
+) -> tuple[bool, bytes, float]:
+    """Train in a child, signal it `delay` seconds after its events are `enough`; was it ended, at which of
+    its events, and how many seconds after the signal?
+    """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: fork beside threads
@@ -97,6 +100,7 @@ def trial(
     while not enough(events) and (told := os.read(reading, 1)):
         events += told
     select.select([], [], [], delay)
+    asked = time.monotonic()
     for number in signals:
         os.kill(pid, number)  # a child that has ended waits to be asked: its number is still its own
     while told := os.read(reading, 4096):
@@ -104,7 +108,7 @@ def trial(
     os.close(reading)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code in (0, STOPPED, -signal.SIGKILL), f"the child failed with exit code {code}"
-    return code != 0, events
+    return code != 0, events, time.monotonic() - asked
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -163,7 +167,7 @@ def test_fifty_kills_leave_no_trace(tmp_path: Path) -> None:
     while kills < KILLS or after_a_checkpoint < AFTER_A_CHECKPOINT or inside_a_save < INSIDE_A_SAVE:
         assert kills < 3 * KILLS, "the kills do not meet the saves"
         had_checkpoint = bool(checkpoints(folder))
-        killed, events = trial(recipe, folder, *moment(source))
+        killed, events, _ = trial(recipe, folder, *moment(source))
         if killed:
             kills += 1
             after_a_checkpoint += had_checkpoint
@@ -190,6 +194,7 @@ def test_twenty_requests_to_stop_lose_no_step(tmp_path: Path) -> None:
     expected = outcome(tmp_path / "reference")
     source = random.Random(6)
     stops = in_saves = runs = 0
+    slowest = 0.0
     folder = tmp_path / "run-0"
     while stops < 20 or in_saves < 3:
         assert stops < 60, "the signals do not meet the saves"
@@ -200,10 +205,11 @@ def test_twenty_requests_to_stop_lose_no_step(tmp_path: Path) -> None:
         else:
             steps = source.randint(1, 6)
             moment = (lambda events, steps=steps: events.count(b"s") >= steps), source.uniform(0, 0.004)
-        stopped, events = trial(recipe, folder, *moment, twice)
+        stopped, events, seconds = trial(recipe, folder, *moment, twice)
         assert int(checkpoints(folder)[0].name[5:]) == before + events.count(b"s")
         if stopped:
             stops += 1
+            slowest = max(slowest, seconds)
             in_saves += events.rstrip(b".)").endswith(b"(") and stops % 4 == 0
         else:
             assert outcome(folder) == expected
@@ -211,4 +217,4 @@ def test_twenty_requests_to_stop_lose_no_step(tmp_path: Path) -> None:
             folder = tmp_path / f"run-{runs}"
     train(recipe, folder)
     assert outcome(folder) == expected
-    print(f"{stops} requests to stop, {in_saves} in saves")
+    print(f"{stops} requests to stop, {in_saves} in saves; the slowest was obeyed after {slowest:.2f} s")
