@@ -33,10 +33,13 @@ PLAIN = [  # what tyro says, and how we say it
 ]
 
 
-def parse(target: Callable[..., Any], words: Sequence[str], prog: str, **options: Any) -> Any:
+def parse(
+    target: Callable[..., Any], words: Sequence[str], prog: str, see: str = "--help", **options: Any
+) -> Any:
     """Parse flags with tyro into a dataclass, or into a call of a function that is ready to be made.
 
-    tyro's boxed error becomes the one-line ValueError that every other mistake is.
+    tyro's boxed error becomes the one-line ValueError that every other mistake is; `see` names the flag that
+    tells all the others.
     """
     captured = io.StringIO()
     options["config"] = (PositionalMetavarFromFieldName, *options.get("config", ()))
@@ -46,7 +49,7 @@ def parse(target: Callable[..., Any], words: Sequence[str], prog: str, **options
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-    raise ValueError(f"{one_line(captured.getvalue())}; see {prog} --help")
+    raise ValueError(f"{one_line(captured.getvalue())}; see {prog} {see}")
 
 
 def one_line(box: str) -> str:

@@ -12,6 +12,7 @@ from tyro.conf import AvoidSubcommands, Positional, arg
 
 from clearhead import cli_runs, cli_sweep
 from clearhead.cli_flags import parse
+from clearhead.cli_help import ALL, HELP, train_help
 from clearhead.cli_text import say
 from clearhead.training.recipe import Recipe, find_recipe, load_recipe
 
@@ -39,20 +40,35 @@ def train(argv: Sequence[str]) -> None:
         train_recipe(command.settings, run, command.resume, command.stop_after, command.tensorboard)
 
 
+USAGE = f"""usage: clearhead train RECIPE [FLAGS]
+
+{TrainCommand.__doc__}
+RECIPE is a TOML file, or the name of one that comes with clearhead, as demo. Flags are shown with
+the value they have now; one in capitals has none.
+"""
+
+
 def read_train(argv: Sequence[str]) -> TrainCommand:
-    """The recipe and its flags."""
-    options: dict[str, Any] = {
-        "config": (AvoidSubcommands,)
-    }  # experts and the like only if the recipe has some
-    if argv and not argv[0].startswith("-"):  # the recipe's values become the defaults of the flags
-        options["default"] = TrainCommand(argv[0], flags_start(load_recipe(find_recipe(argv[0])), argv))
-    elif not {"-h", "--help"} & set(argv):
+    """The recipe and its flags. SystemExit: help was asked for, and told."""
+    named, asked = bool(argv) and not argv[0].startswith("-"), {*HELP, ALL} & set(argv)
+    if not named and not asked:
         raise ValueError("name the recipe first, as in: clearhead train demo --train.minutes 10")
+    recipe = load_recipe(find_recipe(argv[0])) if named else Recipe()
+    # The recipe's values become the defaults of the flags.
+    start = TrainCommand(argv[0], flags_start(recipe, argv))
+    if asked:
+        print(train_help(start, start.settings, "the run", USAGE, whole=ALL in asked))
+        raise SystemExit(0)
+    # AvoidSubcommands: experts and the like are flags only if the recipe has some.
+    options: dict[str, Any] = {"config": (AvoidSubcommands,), "default": start, "see": ALL}
     return parse(TrainCommand, argv, prog="clearhead train", **options)
 
 
 def launch(argv: Sequence[str]) -> None:
     """Start `train` in several processes, on one machine or many."""
+    train = list(argv).index("train") if "train" in argv else len(argv)
+    if {*HELP, ALL} & set(argv[train:]):  # told once, and not by each process
+        read_train(argv[train + 1 :])
     cli_runs.launch(argv, parse)
 
 

@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args
 
 import tomli_w
 
-from clearhead.model.config import ModelConfig, check_field_names, check_field_types, freeze_lists
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_fields import check_field_names, check_field_types, freeze_lists
 from clearhead.text.pretokenize import check_splitter
 from clearhead.training.demands import Objective, check_demands
 from clearhead.training.durable import write_whole
@@ -22,6 +23,7 @@ from clearhead.training.durable import write_whole
 Schedule = Literal["cosine", "linear", "constant", "trapezoid", "inverse_sqrt"]
 Compile = Literal["auto", "on", "off"]
 DType = Literal["float32", "bfloat16"]
+Optimizer = Literal["adamw", "muon"]
 Form = Literal["text", "chat"]
 
 
@@ -58,13 +60,22 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How the model learns. Exactly one budget: `steps`, `tokens` or `minutes`."""
+    """How the model learns. Exactly one budget: `steps`, `tokens` or `minutes`.
 
-    objective: Objective = "next_token"  # what it learns; see demands.py
+    A comment on a line of its own begins a concern; the command line's help has the same groups.
+    """
+
+    # what is learned
+    objective: Objective = "next_token"  # what is asked of the model
     start_from: str | None = None  # folder of a run or a published model: its weights, config and tokenizer
     lora_rank: int = 0  # learn corrections of this rank, and leave the weights as they are; 0: learn them all
     lora_alpha: float = 16.0  # a correction counts alpha / rank
     lora_on: tuple[str, ...] = ("q", "v")  # which layers: the ends of their paths, or patterns of them
+    label_smoothing: float = 0.0  # share of a target's probability that is spread over all
+    mask_share: float = 0.15  # masked: share of the tokens that are asked for
+    contrastive_scale: float = 20.0  # contrastive: factor on the cosines
+    contrastive_both: bool = False  # contrastive: each counterpart finds its text, too
+    # time, batches, machine
     steps: int | None = None  # optimizer steps
     tokens: int | None = None  # target tokens; becomes a number of steps
     minutes: float | None = None  # becomes a number of steps after a short measured warm-up
@@ -72,59 +83,57 @@ class TrainConfig:
     accumulation: int = 1  # forward passes in an optimizer step
     context_length: int = 256  # tokens in a sequence
     document_mask: bool = False  # tokens see their own document only, positions restart in each
-    label_smoothing: float = 0.0  # share of a target's probability that is spread over all
-    mask_share: float = 0.15  # masked: share of the tokens that are asked for
-    contrastive_scale: float = 20.0  # contrastive: factor on the cosines
-    contrastive_both: bool = False  # contrastive: each counterpart finds its text, too
+    seed: int = 0  # of the initial weights, the order of the data and dropout
+    dtype: DType = "float32"  # of the weights and the arithmetic
+    device: str = "auto"  # auto: cuda if there is one, else cpu
+    compile: Compile = "auto"  # torch.compile; auto: on a GPU only, on a CPU it seldom pays for itself
+    checkpoint_activations: bool = False  # compute blocks twice: less memory, a third more work
+    # the optimizer
+    optimizer: Optimizer = "adamw"  # muon: for the matrices inside the model, AdamW for the rest
     lr: float = 3e-3  # highest learning rate
     min_lr: float = 0.0  # learning rate at the end
     embed_lr_scale: float = 1.0  # factor on the learning rate of the embeddings, whose rows are seldom seen
     warmup: float = 0.05  # share of the steps in which the learning rate rises from 0
     schedule: Schedule = "linear"  # how it falls after that
     decay: float = 0.2  # trapezoid: share of the steps in which the learning rate falls, at the end
-    optimizer: Literal["adamw", "muon"] = (
-        "adamw"  # muon: for the matrices inside the model, AdamW for the rest
-    )
-    muon_lr: float | None = None  # Muon: highest learning rate; none: 0.02, or lr with muon_scale=rms
-    muon_momentum: float = 0.95  # Muon: memory of the gradient's mean
-    muon_scale: Literal["shape", "rms"] = "shape"  # Muon: steps fit to a matrix's shape, or as AdamW's
+    weight_decay: float = 0.1  # on matrices; never on biases, norms or other vectors
+    clip: float = 1.0  # highest norm of the gradient; 0: no clipping
     beta1: float = 0.9  # AdamW: memory of the gradient's mean
     beta2: float = 0.95  # AdamW: memory of the gradient's square
     eps: float = 1e-8  # AdamW: keeps the division finite
-    weight_decay: float = 0.1  # on matrices; never on biases, norms or other vectors
-    clip: float = 1.0  # highest norm of the gradient; 0: no clipping
-    seed: int = 0  # of the initial weights, the order of the data and dropout
-    dtype: DType = "float32"  # of the weights and the arithmetic
-    device: str = "auto"  # auto: cuda if there is one, else cpu
-    compile: Compile = "auto"  # torch.compile; auto: on a GPU only, on a CPU it seldom pays for itself
+    muon_lr: float | None = None  # Muon: highest learning rate; none: 0.02, or lr with muon_scale=rms
+    muon_momentum: float = 0.95  # Muon: memory of the gradient's mean
+    muon_scale: Literal["shape", "rms"] = "shape"  # Muon: steps fit to a matrix's shape, or as AdamW's
+    average: float = 0.0  # memory of the mean of the weights that is evaluated and used; 0: the last weights
     on_nonfinite: Literal["stop", "skip"] = "stop"  # what to do at an infinite or NaN loss or gradient
     on_spike: Literal["keep", "skip"] = "keep"  # what to do at a loss or gradient far above the usual
     spike_factor: float = 5.0  # so far: this many times the median of the last steps
     spike_window: int = 50  # how many last steps
     max_skips: int = 10  # "skip" gives up after this many in a row
-    average: float = 0.0  # memory of the mean of the weights that is evaluated and used; 0: the last weights
-    checkpoint_activations: bool = (
-        False  # compute blocks again for the gradient: less memory, a third more work
-    )
+    # watching
     eval_every: int = 200  # steps between two looks at the validation text
     eval_tokens: int = 20_000  # how much of it; at the end the whole of it is used
     patience: int = 0  # stop after this many looks in a row without a better validation loss; 0: never
     sample_every: int = 0  # steps between two samples of the model's own text; 0: none
-    sample_prompt: str = "def "
-    sample_tokens: int = 64
+    sample_prompt: str = "def "  # how a sample begins
+    sample_tokens: int = 64  # how many tokens it adds
     norms_every: int = 0  # steps between two looks at the norms and the idle parts of the model; 0: none
+    probes: int = 12  # steps whose weights are kept for `clearhead look` to go through; 0: none
+    # saving
     save_every: int = 500  # steps between two checkpoints
     keep: int = 2  # checkpoints kept
     keep_best: bool = False  # keep the weights of the lowest validation loss beside them
     milestones: int = 0  # steps between two times when the weights are kept for good; 0: none
     async_save: bool = False  # write checkpoints while training goes on
     on_save_error: Literal["stop", "warn"] = "stop"  # what to do when one on the way cannot be written
-    parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # with several processes: see parallel.py
+    # several processes
+    parallel: Literal["auto", "ddp", "fsdp"] = (
+        "auto"  # ddp (auto): each has a whole model; fsdp: they share it
+    )
     replicate: int = 1  # fsdp: groups of ranks that each share out a model of their own
     tensor_parallel: int = 1  # fsdp: ranks that work on each matrix together
     rank_timeout: float = 120.0  # seconds, from the second step on, until a silent rank is given up
     compare_every: int = 100  # steps between two looks whether ranks hold the same weights; 0: none
-    probes: int = 12  # steps whose weights are kept for `clearhead look` to go through; 0: none
 
     def __post_init__(self) -> None:
         freeze_lists(self)
