@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.model.config import ExpertsConfig
+from clearhead.model.config_parts import ExpertsConfig
 from clearhead.model.experts import Experts
 from machine import describe_machine, record
 

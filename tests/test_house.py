@@ -17,7 +17,8 @@ FILES = {
         tokenizer_json formats usage tokenizer pieces sentencepiece
         older_files foreign frame sandbox chat corpus compressors shards prepare spread batches
         examples rows example_files token_files encode_examples padded""",
-    "model": "config tap products layers initial position cache attention grouped experts heads transformer summary",
+    "model": """config_fields config_parts config tap products layers initial position cache attention
+        grouped experts block heads stack transformer summary""",
     "published": """course mapping quirks families families_experts families_encoders
         families_encoder_decoders storage weights layout
         gguf_file gguf models original similarity twins selfcheck""",

@@ -15,9 +15,9 @@ _HOME = {
     "sample_batch": "text.batches",
     # 2  numbers become predictions
     "ModelConfig": "model.config",
-    "ExpertsConfig": "model.config",
-    "LatentConfig": "model.config",
-    "RotaryScaling": "model.config",
+    "ExpertsConfig": "model.config_parts",
+    "LatentConfig": "model.config_parts",
+    "RotaryScaling": "model.config_parts",
     "Linear": "model.layers",
     "Embedding": "model.layers",
     "LayerNorm": "model.layers",
@@ -29,7 +29,7 @@ _HOME = {
     "Rotary": "model.position",
     "attend": "model.attention",
     "Attention": "model.attention",
-    "Block": "model.transformer",
+    "Block": "model.block",
     "Transformer": "model.transformer",
     # 3  published models, exactly
     "load": "published.models",

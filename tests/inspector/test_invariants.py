@@ -8,10 +8,11 @@ from torch import Tensor
 
 from clearhead.inspector.trace import Trace, trace
 from clearhead.model.attention import Attention, LatentAttention
+from clearhead.model.block import Block
 from clearhead.model.experts import Experts
 from clearhead.model.layers import FeedForward, LayerNorm, RMSNorm
 from clearhead.model.position import Rotary, rotate
-from clearhead.model.transformer import Block, Transformer
+from clearhead.model.transformer import Transformer
 from reference.zoo import ZOO, animal, inputs
 
 # Many passes: the shapes are checked in the tests of the model.

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from clearhead.inspector.record import record
-from clearhead.model.config import ExpertsConfig, ModelConfig
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_parts import ExpertsConfig
 from clearhead.model.experts import Experts, Router, Routing, correct_balance, keep_best_groups
 from clearhead.model.grouped import grouped_product, kernel_takes
 from clearhead.model.transformer import Transformer

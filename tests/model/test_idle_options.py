@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from clearhead.model.config import ExpertsConfig, LatentConfig, ModelConfig, RotaryScaling
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_parts import ExpertsConfig, LatentConfig, RotaryScaling
 
 LATENT = LatentConfig(q_rank=None, kv_rank=8, d_plain=6, d_rotary=4, d_value=6)
 SMALL: dict[str, Any] = {"d_model": 32, "n_layers": 2}

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from clearhead.model.config import ModelConfig
-from clearhead.model.transformer import Stack, Transformer
+from clearhead.model.stack import Stack
+from clearhead.model.transformer import Transformer
 
 TOLERANCE = {"atol": 1e-5, "rtol": 0}
 POSITIONS = ["rotary", "learned", "sinusoidal", "sinusoidal_concat", "relative", "none"]

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from clearhead.model.attention import causal_mask
+from clearhead.model.block import Block
 from clearhead.model.config import ModelConfig
 from clearhead.model.layers import LayerNorm, RMSNorm
 from clearhead.model.position import Rotary
-from clearhead.model.transformer import Block, Stack, Transformer
+from clearhead.model.stack import Stack
+from clearhead.model.transformer import Transformer
 from reference import course_model
 
 TOLERANCE = {"atol": 1e-5, "rtol": 0}
@@ -485,12 +487,12 @@ def test_one_graph_for_every_decoding_step(kind: str, graphs: Graphs) -> None:
 @pytest.mark.compiled
 def test_taps_leave_no_operation(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph with taps is the graph of a model whose taps are cut out."""
-    from clearhead.model import attention, layers, transformer
+    from clearhead.model import attention, block, layers
 
     model, tokens = build(), some_tokens(2, 9)
     torch.compile(model, backend=graphs, fullgraph=True)(tokens)
     torch._dynamo.reset()
-    for module in (attention, layers, transformer):
+    for module in (attention, block, layers):
         monkeypatch.setattr(module, "tap", lambda name, value: value)
     torch.compile(model, backend=graphs, fullgraph=True)(tokens)
     with_taps, without = graphs.operations()

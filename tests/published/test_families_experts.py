@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from clearhead import load, save
-from clearhead.model.config import ExpertsConfig, LatentConfig, ModelConfig
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_parts import ExpertsConfig, LatentConfig
 from clearhead.model.experts import Routing
 from clearhead.model.summary import summarise
 from clearhead.model.transformer import Transformer

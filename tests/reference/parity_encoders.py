@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import load
-from clearhead.model.transformer import Stack, Transformer
+from clearhead.model.stack import Stack
+from clearhead.model.transformer import Transformer
 from reference.parity import LENGTH, check_round_trip, compare_gradients, gap, output_of, some_loss
 
 PAD = 1  # of every model here; no real token is one

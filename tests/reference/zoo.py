@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.model.config import ExpertsConfig, LatentConfig, ModelConfig, RotaryScaling
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_parts import ExpertsConfig, LatentConfig, RotaryScaling
 from clearhead.model.transformer import Transformer
 
 SIZES: dict[str, Any] = {

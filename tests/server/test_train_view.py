@@ -287,7 +287,7 @@ def test_how_far_the_parts_have_come_and_what_lies_idle(looked: Served, run: Pat
 
 def test_experts_have_their_load_over_time(corpus: Path, tmp_path: Path, look_at: Look) -> None:
     """Every token goes to as many experts as the router may choose."""
-    from clearhead.model.config import ExpertsConfig
+    from clearhead.model.config_parts import ExpertsConfig
 
     experts = {"experts": ExpertsConfig(n_experts=3, top_k=2, d_ff=16)}
     recipe = recipe_of(corpus, model=experts, norms_every=1)

@@ -63,7 +63,7 @@ def test_the_bytes_are_those_of_a_real_step(model, train):
 
 def test_experts_can_be_foreseen():
     """A mixture of experts is counted without values, too; adapters leave most weights without a gradient."""
-    from clearhead.model.config import ExpertsConfig
+    from clearhead.model.config_parts import ExpertsConfig
 
     experts = ExpertsConfig(n_experts=4, top_k=2, d_ff=16)
     needs = foresee(tiny_recipe("x", model={"experts": experts}))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead.model.config import ExpertsConfig
+from clearhead.model.config_parts import ExpertsConfig
 from clearhead.model.transformer import Transformer
 from clearhead.text.batches import Batches
 from clearhead.text.shards import Shards

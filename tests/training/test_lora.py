@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from clearhead.model.attention import Attention
-from clearhead.model.config import LatentConfig, ModelConfig
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_parts import LatentConfig
 from clearhead.model.layers import Linear
 from clearhead.model.transformer import Transformer
 from clearhead.training.checkpoint import load_checkpoint, write_checkpoint

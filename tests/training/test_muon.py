@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.model.config import ExpertsConfig, ModelConfig
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_parts import ExpertsConfig
 from clearhead.model.transformer import Transformer
 from clearhead.training import muon
 from clearhead.training.checkpoint import load_checkpoint, save_checkpoint

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from clearhead.model.config import ExpertsConfig, ModelConfig
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_parts import ExpertsConfig
 from clearhead.model.experts import Routing
 from clearhead.model.transformer import Transformer
 from clearhead.training import norms

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clearhead.model.config import ExpertsConfig, ModelConfig
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_parts import ExpertsConfig
 from clearhead.model.experts import Routing
 from clearhead.model.transformer import Transformer
 from clearhead.text.tokenizer import Tokenizer

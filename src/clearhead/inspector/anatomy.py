@@ -15,7 +15,8 @@ from clearhead.inspector.kept import Look, Question
 from clearhead.inspector.manifest import LENS_HEADS, Json, describe_stack, map_rows, shape_of, stacks_of
 from clearhead.inspector.record import Recorder
 from clearhead.inspector.trace import trace
-from clearhead.model.transformer import Memory, Stack, Transformer, View
+from clearhead.model.stack import Memory, Stack, View
+from clearhead.model.transformer import Transformer
 
 Stop = Callable[[], None]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clearhead.inspector.record import Edit
 from clearhead.inspector.trace import Trace
 from clearhead.inspector.views import Lens, halved, head_scores, pool_factor, thumbnails
-from clearhead.model.transformer import Memory
+from clearhead.model.stack import Memory
 
 _MOST_PARTS = 48
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.inspector.trace import Node, Trace
+from clearhead.model.block import Block
 from clearhead.model.config import ModelConfig
 from clearhead.model.experts import Experts
 from clearhead.model.layers import FeedForward
-from clearhead.model.transformer import Block, Stack, Transformer
+from clearhead.model.stack import Stack
+from clearhead.model.transformer import Transformer
 from clearhead.text.foreign import AnyTokenizer
 
 VERSION = 1

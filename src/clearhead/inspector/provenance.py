@@ -23,10 +23,12 @@ from clearhead.inspector.cells import Unknown as Unknown
 from clearhead.inspector.rules import gather, linear, norm, output_of
 from clearhead.inspector.trace import Node, Trace
 from clearhead.model.attention import Attention, LatentAttention
+from clearhead.model.block import Block
 from clearhead.model.experts import Experts, Router
 from clearhead.model.heads import Hidden, Pooled, Prepared, TokenLogits
 from clearhead.model.layers import Embedding, FeedForward, LayerNorm, Linear, RMSNorm
-from clearhead.model.transformer import Block, Stack, Transformer
+from clearhead.model.stack import Stack
+from clearhead.model.transformer import Transformer
 
 
 def explain(trace: Trace, name: str, index: Sequence[int]) -> Cell:

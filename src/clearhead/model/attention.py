@@ -25,7 +25,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from clearhead.model.cache import LayerCache
-from clearhead.model.config import LatentConfig, QKNorm, check_heads
+from clearhead.model.config import QKNorm, check_heads
+from clearhead.model.config_parts import LatentConfig
 from clearhead.model.layers import Linear, RMSNorm, widen
 from clearhead.model.position import Rotation, rotate
 from clearhead.model.products import linear

@@ -6,10 +6,17 @@ names a published model.
 """
 
 import math
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
-from difflib import get_close_matches
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from clearhead.model.config_fields import (
+    check_field_names,
+    check_field_types,
+    check_positive,
+    freeze_lists,
+    given,
+)
+from clearhead.model.config_parts import ExpertsConfig, LatentConfig, RotaryScaling
 
 Shape = Literal["decoder", "encoder", "encoder-decoder"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
@@ -17,141 +24,11 @@ NormKind = Literal["rms", "layer"]
 NormPlacement = Literal["pre", "post", "branch", "sandwich"]
 Positions = Literal["rotary", "learned", "sinusoidal", "sinusoidal_concat", "relative", "none"]
 RotaryLayout = Literal["half", "interleaved"]
-Scaling = Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
 QKNorm = Literal["none", "head", "flat"]
-Router = Literal["softmax", "sigmoid"]
 Head = Literal["lm", "masked", "sequence", "token", "span", "embedding", "none"]
 HeadActivation = Literal["tanh", "silu", "gelu", "gelu_tanh", "relu"]
 Pool = Literal["first", "mean", "last"]
 InitialWeights = Literal["course", "gpt2", "zero_out"]
-
-
-# The fields that each kind of scaling looks at.
-SCALING_FIELDS: dict[Scaling, tuple[str, ...]] = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": (
-        "factor",
-        "original_max_len",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all",
-        "truncate",
-    ),
-    "longrope": ("factor", "original_max_len", "attention_factor", "short_factors", "long_factors"),
-    "llama3": ("factor", "original_max_len", "low_freq_factor", "high_freq_factor"),
-}
-
-
-@dataclass(frozen=True)
-class RotaryScaling:
-    """How the rotary frequencies are changed so that more positions fit than in training; see position.py."""
-
-    kind: Scaling
-    factor: float = 1.0  # how many times longer
-    original_max_len: int = 0  # positions in training, before scaling; 0: the model's max_len
-    attention_factor: float | None = None  # on cos and sin; None: the kind's own rule
-    beta_fast: float = 32.0  # yarn: turns within the original length above which a pair keeps its frequency
-    beta_slow: float = 1.0  # yarn: turns below which it is fully stretched
-    mscale: float = 0.0  # yarn: two weights of the attention factor; 0: not given
-    mscale_all: float = 0.0
-    truncate: bool = True  # yarn: the ramp's ends are whole pairs
-    low_freq_factor: float = 1.0  # llama3: where the blend begins and ends, in original_max_len / wavelength
-    high_freq_factor: float = 4.0
-    short_factors: tuple[
-        float, ...
-    ] = ()  # longrope: a divisor per pair, up to original_max_len and beyond it
-    long_factors: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        freeze_lists(self)
-        check_field_types(self)
-        for name in ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be a positive number")
-        for name in ("short_factors", "long_factors"):
-            if not all(0 < factor < math.inf for factor in getattr(self, name)):
-                raise ValueError(f"{name} must be positive numbers")
-        if self.original_max_len < 0:
-            raise ValueError(f"original_max_len={self.original_max_len} must be at least 0")
-        if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(
-                f"low_freq_factor={self.low_freq_factor} must be less than "
-                f"high_freq_factor={self.high_freq_factor}"
-            )
-        for name in given(self):
-            if name not in ("kind", *SCALING_FIELDS[self.kind]):
-                raise ValueError(f"{name} has no effect on a {self.kind} scaling; leave it out")
-
-
-@dataclass(frozen=True)
-class ExpertsConfig:
-    """A mixture of experts in place of the feed-forward layer; see experts.py."""
-
-    n_experts: int  # E
-    top_k: int  # experts that each token is sent to
-    d_ff: int  # width of one expert
-    router: Router = "softmax"
-    renormalise: bool = True  # the chosen experts' weights sum to 1
-    weight_scale: float = 1.0  # factor on the chosen experts' weights
-    n_groups: int = 1  # experts are chosen from the best `top_groups` of `n_groups` groups
-    top_groups: int = 1
-    correction_bias: bool = False  # a bias per expert that counts in choosing only
-    shared_d_ff: int = 0  # width of an expert that every token passes; 0: none
-    shared_gate: bool = False  # that expert's output times sigmoid(linear(x))
-    router_bias: bool = False
-    bias: bool = False  # biases in the experts
-    limit: float | None = None  # gate and up are clamped to it, and joined as in experts.join_limited
-    limit_slope: float = 1.702  # with a limit: the gate is x sigmoid(slope x)
-    jitter: float = 0.0  # training: inputs are multiplied by random numbers within 1 +- this
-    balance_loss: float = 0.0  # coefficient of the load-balancing loss
-    z_loss: float = 0.0  # coefficient of the squared log of the router's partition sum
-
-    def __post_init__(self) -> None:
-        check_field_types(self)
-        if not 1 <= self.top_k <= self.n_experts:
-            raise ValueError(f"top_k={self.top_k} must be between 1 and n_experts={self.n_experts}")
-        if self.n_experts % self.n_groups or not 1 <= self.top_groups <= self.n_groups:
-            raise ValueError(
-                f"n_experts={self.n_experts} must be divisible by n_groups={self.n_groups}, "
-                f"and top_groups={self.top_groups} between 1 and n_groups"
-            )
-        size = self.n_experts // self.n_groups
-        if self.top_groups < self.n_groups and (size < 2 or self.top_groups * size < self.top_k):
-            raise ValueError(
-                f"top_groups={self.top_groups} of n_groups={self.n_groups} groups of {size} experts are too "
-                f"few: a group needs 2 experts and the kept groups top_k={self.top_k}"
-            )
-        if self.shared_gate and not self.shared_d_ff:
-            raise ValueError("shared_gate=True needs a shared expert: give shared_d_ff")
-        if self.limit is None and "limit_slope" in given(self):
-            raise ValueError(f"limit_slope={self.limit_slope} has no effect without a limit")
-
-
-@dataclass(frozen=True)
-class LatentConfig:
-    """Multi-head latent attention: keys and values through a narrow latent; see LatentAttention."""
-
-    q_rank: int | None  # width of the queries' latent; None: projected directly
-    kv_rank: int  # width of the keys' and values' latent, which is what the cache keeps
-    d_plain: int  # features of a query or key head that carry no position
-    d_rotary: int  # features that turn; one such key head is shared by all
-    d_value: int  # width of a value head
-    norm_eps: float = 1e-6  # of the two inner norms
-
-    def __post_init__(self) -> None:
-        check_field_types(self)
-        for name in ("kv_rank", "d_plain", "d_rotary", "d_value"):
-            _check_positive(name, getattr(self, name))
-        if self.q_rank is not None:
-            _check_positive("q_rank", self.q_rank)
-
-    @property
-    def d_key(self) -> int:
-        """Width of a query or key head."""
-        return self.d_plain + self.d_rotary
 
 
 @dataclass(frozen=True)
@@ -238,15 +115,15 @@ class ModelConfig:
         freeze_lists(self)
         check_field_types(self)
         for name in ("vocab_size", "max_len", "d_model", "n_layers", "n_heads"):
-            _check_positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         d_head = self.d_head if self.latent is None else self.latent.d_key
         check_heads(self.d_model, self.n_heads, self.n_kv_heads, d_head)
         for name, value in self._derived().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)  # the dataclass is frozen; this is still construction
-        _check_positive("d_ff", self.ff_width)
+        check_positive("d_ff", self.ff_width)
         if self.window is not None:
-            _check_positive("window", self.window)
+            check_positive("window", self.window)
         if self.latent is not None and self.d_head != d_head:
             raise ValueError(f"d_head={self.d_head} is not the latent's d_plain + d_rotary = {d_head}")
         for name in ("windowed_layers", "rotary_layers", "expert_layers"):
@@ -468,7 +345,7 @@ def check_heads(d_model: int, n_heads: int, n_kv_heads: int | None, d_head: int 
     """Raise ValueError unless the width splits into the heads, and the query heads into groups."""
     for name, value in (("n_heads", n_heads), ("n_kv_heads", n_kv_heads), ("d_head", d_head)):
         if value is not None:
-            _check_positive(name, value)
+            check_positive(name, value)
     if d_head is None and d_model % n_heads:
         raise ValueError(
             f"d_model={d_model} is not divisible by n_heads={n_heads}; "
@@ -479,79 +356,3 @@ def check_heads(d_model: int, n_heads: int, n_kv_heads: int | None, d_head: int 
             f"n_heads={n_heads} is not divisible by n_kv_heads={n_kv_heads}; "
             "each key/value head serves the same number of query heads"
         )
-
-
-def check_field_names(cls: type, values: dict[str, Any], what: str) -> None:
-    """Raise ValueError for a key of `values` that is no field of the dataclass `cls`, naming the nearest
-    field.
-    """
-    known = [field.name for field in fields(cls)]
-    for name in values:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise ValueError(f"unknown {what} setting {name!r}; {hint}")
-
-
-def check_field_types(config: Any) -> None:
-    """Raise ValueError for a field of a dataclass that holds another type, as TOML or JSON may give."""
-    for field in fields(config):
-        _check_type(field.name, getattr(config, field.name), field.type)
-
-
-def freeze_lists(config: Any) -> None:
-    """Make tuples of the lists that TOML and JSON give for tuples, so that the config stays a value."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        kinds = (field.type, *get_args(field.type))
-        if isinstance(value, list) and any(get_origin(kind) is tuple for kind in kinds):
-            object.__setattr__(config, field.name, tuple(value))
-
-
-def given(config: Any) -> list[str]:
-    """The names of the fields that are not at their defaults."""
-    return [field.name for field in fields(config) if getattr(config, field.name) != field.default]
-
-
-def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1")
-
-
-def _check_type(name: str, value: Any, kind: Any) -> None:
-    options = get_args(kind)
-    if get_origin(kind) is Literal:
-        if value not in options:
-            raise ValueError(f"{name}={value!r:.120} is unknown; choose one of {', '.join(options)}")
-        return
-    allowed = options if get_origin(kind) in (UnionType, Union) else (kind,)
-    if any(_is_a(value, option) for option in allowed):
-        return
-    wanted = " or ".join(_in_words(option) for option in allowed)
-    shown = list(value) if isinstance(value, tuple) else value
-    raise ValueError(f"{name}={shown!r:.120} must be {wanted}, not {_in_words(type(value))}")
-
-
-def _in_words(kind: Any) -> str:
-    """A type in the words of who writes a file.
-
-    >>> _in_words(int), _in_words(tuple[str, ...])
-    ('a whole number', 'a list of texts')
-    """
-    if get_origin(kind) is Literal:
-        return " or ".join(map(repr, get_args(kind)))
-    if get_origin(kind) is tuple:
-        inside = _in_words(get_args(kind)[0])
-        return f"a list of {inside.removeprefix('a ')}{'s' if inside.startswith('a ') else ''}"
-    if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, dict)):
-        return "a table of settings"
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    return (words | {type(None): "none", tuple: "a list", list: "a list"}).get(kind, str(kind))
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if get_origin(kind) is tuple:  # tuple[bool, ...]
-        return type(value) is tuple and all(_is_a(item, get_args(kind)[0]) for item in value)
-    return type(value) is kind or (kind is float and type(value) is int)

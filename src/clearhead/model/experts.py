@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from clearhead.model.config import Activation, ExpertsConfig
+from clearhead.model.config import Activation
+from clearhead.model.config_parts import ExpertsConfig
 from clearhead.model.grouped import grouped_product
 from clearhead.model.layers import FeedForward, Linear, find_activation, widen
 from clearhead.model.tap import listening, tap

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.model.config import RotaryLayout, RotaryScaling
+from clearhead.model.config import RotaryLayout
+from clearhead.model.config_parts import RotaryScaling
 
 
 def sinusoidal(

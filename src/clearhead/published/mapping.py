@@ -29,7 +29,8 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from clearhead.model.config import ExpertsConfig, LatentConfig, ModelConfig
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_parts import ExpertsConfig, LatentConfig
 
 Json = dict[str, Any]
 Shapes = list[tuple[int, ...]]

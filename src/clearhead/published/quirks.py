@@ -8,7 +8,8 @@ one dictionary, or one dictionary per type of layer; older ones have `rope_theta
 import math
 from collections.abc import Callable
 
-from clearhead.model.config import SCALING_FIELDS, ModelConfig, RotaryScaling
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_parts import SCALING_FIELDS, RotaryScaling
 from clearhead.published.mapping import Json, Part, as_fields
 
 ACTIVATIONS = {  # config.json's names -> ours

@@ -28,7 +28,8 @@ from jaxtyping import Bool, Float, Int
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clearhead.model.transformer import Stack, Transformer
+from clearhead.model.stack import Stack
+from clearhead.model.transformer import Transformer
 from clearhead.published.mapping import Json, pair_names, read_config
 from clearhead.published.models import load, save
 from clearhead.published.twins import TWINS, model_type

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from clearhead.model.block import Block
 from clearhead.model.experts import Routing
-from clearhead.model.transformer import Block
 
 
 class RecomputedBlock(Block):

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.model.transformer import Block
+from clearhead.model.block import Block
 from clearhead.training.durable import ALONE, Ranks
 from clearhead.training.machine import find_device
 from clearhead.training.optim import clip_gradients, scale_gradients

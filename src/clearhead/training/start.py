@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from clearhead.generation.special_ids import published_ids
-from clearhead.model.config import Head, ModelConfig, given
+from clearhead.model.config import Head, ModelConfig
+from clearhead.model.config_fields import given
 from clearhead.model.transformer import Transformer
 from clearhead.published.mapping import list_names, names_of_labels, read_config
 from clearhead.published.models import load
