@@ -60,25 +60,20 @@ def generate(
     length a tensor (B, N), filled up with `pad_id` (default: the published model's, else the first end id,
     else 0) behind rows that ended early. Prompts of different lengths are padded on the left.
 
-    `max_new_tokens` are made, fewer only when a row ends. It ends with `eos_id`: one id, several, or () for
-    none; by default what a published model names, else the tokenizer's <|endoftext|> if it has one. That id
-    is the last of the new ids and no part of the text. It also ends when its text holds one of the `stop`
-    strings (needs `tokenizer`): the text is cut before the earliest one, the new ids include the token that
-    completed it.
+    `max_new_tokens` are made, fewer only when a row ends: with `eos_id`, which is the last of the new ids and
+    no part of the text (one id, several, or () for none; by default what a published model names, else the
+    tokenizer's <|endoftext|>), or when its text holds one of the `stop` strings (needs `tokenizer`): the text
+    is cut before the earliest one, the new ids include the token that completed it.
 
     The choice of a token is described at `Sampling`; by default it is greedy. `seed` starts one generator
     whose stream all rows share, as in `transformers`; with `generators`, one per row, a row's tokens do not
-    depend on its neighbours.
-
-    An encoder-decoder reads the prompts as its source; what it says begins with `start_id`, by default the
-    one a published model names. Tokens that such a model's folder forces or bans are forced and banned.
+    depend on its neighbours. `start_id` begins what an encoder-decoder says, by default the id a published
+    model names; what such a model's folder forces or bans is forced and banned.
 
     The prompt and the new tokens together must fit into the model's `max_len`. With overflow="slide" they
     need not: when the window is full the older half of its tokens is forgotten and the rest read anew, from
-    position 0; a longer prompt loses its beginning in the same way.
-
-    Raises ValueError for an empty prompt, an id outside the vocabulary, an overflow, an option out of range,
-    or logits that are not finite.
+    position 0; a longer prompt loses its beginning in the same way. Raises ValueError for an empty prompt, an
+    id outside the vocabulary, an overflow, an option out of range, or logits that are not finite.
 
     >>> from clearhead import ModelConfig
     >>> model = Transformer(ModelConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4))
@@ -98,9 +93,7 @@ def generate(
         start_id=start_id,
         overflow=overflow,
     )
-    for _ in decoding:
-        pass
-    return _in_the_form_of(prompts, decoding)
+    return _run(decoding, prompts)
 
 
 def stream(
@@ -267,8 +260,10 @@ def _is_batch(prompts: object) -> bool:
     return isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], str | list)
 
 
-def _in_the_form_of(prompts: Prompts, decoding: Decoding) -> Prompts:
-    """What the rows said, in the form in which the prompts were given."""
+def _run(decoding: Decoding, prompts: Prompts) -> Prompts:
+    """Let all rows come to their end; what they said, in the form in which the prompts were given."""
+    for _ in decoding:
+        pass
     replies = decoding.replies
     if isinstance(prompts, Tensor):
         longest = max(len(reply.ids) for reply in replies)
