@@ -89,7 +89,7 @@ def test_the_report(corpus, tmp_path):
     for told in (
         f"{found.needs.n_parameters:,} parameters",
         "7 files",
-        "10 steps of 128 targets",
+        "10 steps of 128 tokens at most",
         "FLOPs",
         "MiB",
     ):

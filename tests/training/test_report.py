@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import math
+import re
 import struct
 import sys
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from clearhead.training.recipe import Recipe, TrainConfig, recipe_from_dict, save_recipe
 from clearhead.training.report import (
     Curve,
     JsonLines,
@@ -35,7 +37,9 @@ EVALUATION = {"validation_loss": 2.5, "perplexity": math.exp(2.5), "bits_per_byt
 
 @pytest.fixture
 def run(tmp_path) -> RunFolder:
-    return RunFolder(tmp_path)
+    run = RunFolder(tmp_path)
+    save_recipe(Recipe(train=TrainConfig(steps=4)), run.recipe_file)
+    return run
 
 
 def log(run: RunFolder, watcher: Watcher, steps: range) -> None:
@@ -187,7 +191,7 @@ def test_terminal_writes_plain_lines_to_a_file(run):
     log(run, Terminal(Console(file=output, width=200), seconds_between_lines=0.0), range(2))
     assert output.getvalue().splitlines() == [
         "step 1/2  loss 3.000  128 tokens/s",
-        "step 2/2  loss 2.900  128 tokens/s",
+        "step 2/2  loss 2.900  128 tokens/s  0:00:00 left",
         "step 2: validation loss 2.5000, perplexity 12.1825, bits per byte 1.2500",
         "step 2, the model writes:",
         "text of 1",
@@ -195,6 +199,54 @@ def test_terminal_writes_plain_lines_to_a_file(run):
     rare = io.StringIO()
     log(run, Terminal(Console(file=rare), seconds_between_lines=3600.0), range(1))
     assert rare.getvalue() == ""
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_terminal_tells_the_time_that_is_left(watched, run):
+    """On a terminal and in a file alike: the steps to go at the pace of those since the run went on."""
+    output, seconds = io.StringIO(), [0.0]
+    terminal = Terminal(
+        Console(file=output, width=200, force_terminal=watched), 0.0, clock=lambda: seconds[0]
+    )
+    terminal.on_start(run, 40, 100)
+    for step in range(40, 44):
+        seconds[0] += 90.0
+        terminal.on_step(step, metrics())
+    terminal.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
+    if watched:
+        assert "left 1:24:00" in shown
+    else:
+        left = [line.partition("tokens/s")[2].strip() for line in shown.splitlines()]
+        assert left == ["", "1:27:00 left", "1:25:30 left", "1:24:00 left"]
+
+
+SPEEDS = {
+    "next_token": "128 tokens/s",
+    "chat": "128 answer tokens/s",
+    "masked": "1,344 tokens/s",
+    "translation": "128 target tokens/s",
+    "classes": "42 examples/s",
+    "several_labels": "42 examples/s",
+    "regression": "42 examples/s",
+    "token_labels": "128 words/s",
+    "span": "42 windows/s",
+    "contrastive": "42 pairs/s",
+}
+
+
+@pytest.mark.parametrize("what", SPEEDS)
+def test_speed_is_told_in_what_people_count(what, run):
+    """128 targets a second; 7 rows of 32 tokens in 3 passes of half a second."""
+    objective, form = ("next_token", "chat") if what == "chat" else (what, "text")
+    sizes = {"steps": 2, "batch_size": 7, "accumulation": 3, "context_length": 32}
+    save_recipe(
+        recipe_from_dict({"data": {"form": form}, "train": {"objective": objective, **sizes}}),
+        run.recipe_file,
+    )
+    output = io.StringIO()
+    log(run, Terminal(Console(file=output, width=200), seconds_between_lines=0.0), range(1))
+    assert output.getvalue() == f"step 1/1  loss 3.000  {SPEEDS[what]}  0:00:00 left\n"
 
 
 def test_terminal_shows_progress(run):
@@ -236,11 +288,11 @@ def test_a_watcher_may_leave_out_what_it_does_not_care_for(run):
     log(run, Watcher(), range(2))
     Watcher().on_note("x")
     Watcher().on_progress("count", 1, None)
-    assert list(run.path.iterdir()) == []
+    assert list(run.path.iterdir()) == [run.recipe_file]  # nothing was added
 
 
 def test_ending_before_the_start(run):
     """An error before the first step ends watchers that never started."""
     for watcher in (JsonLines(), Terminal(Console(file=io.StringIO())), Samples(), Curve(), TensorBoard()):
         watcher.on_end()
-    assert list(run.path.iterdir()) == []
+    assert list(run.path.iterdir()) == [run.recipe_file]  # nothing was added

@@ -39,19 +39,23 @@ class Demand(NamedTuple):
     shapes: tuple[Shape, ...]
     head: Head
     examples: str
+    targets: str
+    """What its targets are called, several of them."""
+    rows: str | None = None
+    """What people count instead, one for each row of a batch; None: the targets."""
 
 
 ONE_STACK: tuple[Shape, ...] = ("encoder", "decoder")
 DEMANDS: dict[Objective, Demand] = {
-    "next_token": Demand(("decoder",), "lm", "text"),
-    "masked": Demand(("encoder",), "masked", "text"),
-    "translation": Demand(("encoder-decoder",), "lm", "pairs"),
-    "classes": Demand(ONE_STACK, "sequence", "labelled texts"),
-    "several_labels": Demand(ONE_STACK, "sequence", "labelled texts"),
-    "regression": Demand(ONE_STACK, "sequence", "labelled texts"),
-    "token_labels": Demand(ONE_STACK, "token", "tagged words"),
-    "span": Demand(ONE_STACK, "span", "questions"),
-    "contrastive": Demand(ONE_STACK, "embedding", "pairs"),
+    "next_token": Demand(("decoder",), "lm", "text", "tokens"),
+    "masked": Demand(("encoder",), "masked", "text", "hidden tokens"),
+    "translation": Demand(("encoder-decoder",), "lm", "pairs", "target tokens"),
+    "classes": Demand(ONE_STACK, "sequence", "labelled texts", "labels", "examples"),
+    "several_labels": Demand(ONE_STACK, "sequence", "labelled texts", "decisions", "examples"),
+    "regression": Demand(ONE_STACK, "sequence", "labelled texts", "numbers", "examples"),
+    "token_labels": Demand(ONE_STACK, "token", "tagged words", "words"),
+    "span": Demand(ONE_STACK, "span", "questions", "starts and ends", "windows"),
+    "contrastive": Demand(ONE_STACK, "embedding", "pairs", "pairs", "pairs"),
 }
 
 _RUNNING: tuple[Objective, ...] = ("next_token", "masked")

@@ -98,7 +98,8 @@ class DryRun:
             f"disk        checkpoints {self.saved() / 2**20:,.1f} MiB of {self.disk / 2**20:,.0f} MiB free"
             f"{full if self.saved() > self.disk else ''}",
             f"data        {self.data}",
-            f"budget      {self.steps:,} steps of {self.targets_per_step:,} targets at most: {targets:,}",
+            f"budget      {self.steps:,} steps of {self.targets_per_step:,} {self.recipe.targets()} at most: "
+            f"{targets:,}",
             f"arithmetic  {self.flops_per_token / 1e6:,.1f} M FLOPs per token, {flops:.2e} in all",
             f"time        {spell(self.seconds_per_step)} a step, {spell(seconds)} in all ({self.measured})",
         ]

@@ -17,7 +17,7 @@ import tomli_w
 from clearhead.model.config import ModelConfig
 from clearhead.model.config_fields import check_field_names, check_field_types, freeze_lists
 from clearhead.text.pretokenize import check_splitter
-from clearhead.training.demands import Objective, check_demands
+from clearhead.training.demands import DEMANDS, Objective, check_demands
 from clearhead.training.durable import write_whole
 
 Schedule = Literal["cosine", "linear", "constant", "trapezoid", "inverse_sqrt"]
@@ -290,6 +290,22 @@ class Recipe:
             raise ValueError(
                 "train.sample_prompt is empty and train.sample_every asks for samples; give a prompt"
             )
+
+    def targets(self) -> str:
+        """What the targets are called that a loss is a mean over, and that a budget of `tokens` counts."""
+        return "answer tokens" if self.data.form == "chat" else DEMANDS[self.train.objective].targets
+
+    def pace(self) -> tuple[str, int | None]:
+        """What the speed of a step is counted in, and how many of them it has; None: as many as targets.
+
+        >>> Recipe(train=TrainConfig(objective="classes", batch_size=8, accumulation=2)).pace()
+        ('examples', 16)
+        """
+        settings = self.train
+        rows, name = settings.batch_size * settings.accumulation, DEMANDS[settings.objective].rows
+        if settings.objective == "masked":  # of the tokens that are read, few are hidden
+            return "tokens", rows * settings.context_length
+        return (self.targets(), None) if name is None else (name, rows)
 
     def _given(self) -> dict[str, Any]:
         """The settings of [data] and [train] that are not at their defaults, as train.lr."""

@@ -1,7 +1,7 @@
 """The log of a run. The loop tells its watchers what happens; each watcher writes it down in its own way.
 
 JsonLines    metrics.jsonl, one line per step and evaluation; cut back to the checkpoint on resume
-Terminal     progress while it runs: loss, bits per byte, tokens per second, time left
+Terminal     progress while it runs: loss, bits per byte, speed, time left
 Curve        loss.png, when training ends or is stopped
 Samples      samples.txt
 TensorBoard  with the extra `clearhead[tensorboard]`
@@ -13,6 +13,8 @@ import math
 import os
 import re
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ class Watcher:
         """Training starts at `first_step` (0, or where a checkpoint left off) and ends at `steps`."""
 
     def on_step(self, step: int, metrics: dict[str, Any]) -> None:
-        """A step is done: loss, norm, lr, tokens, seconds, tokens_per_second."""
+        """A step is done: loss, norm, lr, seconds, and in targets tokens (so far) and tokens_per_second."""
 
     def on_evaluation(self, step: int, metrics: dict[str, Any]) -> None:
         """The validation examples were looked at: validation_loss and what else the task measures."""
@@ -149,14 +151,22 @@ def read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
 
 
 class Terminal(Watcher):
-    """A live line on a terminal; on anything else a plain line every so often."""
+    """A live line on a terminal; on anything else a plain line every so often.
 
-    def __init__(self, console: Console | None = None, seconds_between_lines: float = 15.0) -> None:
+    clock: seconds that go by, from any start.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        seconds_between_lines: float = 15.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.console = console or Console(stderr=True)
-        self.pause = seconds_between_lines
+        self.pause, self.clock = seconds_between_lines, clock
         self.last_line = 0.0
         self.latest = ""  # the last figure of the latest evaluation
-        self.steps = 0
+        self.unit, self.per_step = "tokens", None
         self.progress: Progress | None = None
         self.task: TaskID | None = None
         self.stages: Progress | None = None
@@ -186,10 +196,8 @@ class Terminal(Watcher):
 
     def on_start(self, run: RunFolder, first_step: int, steps: int) -> None:
         self._end_stages()
-        self.steps = steps
-        self.last_line = time.monotonic()
-        if not self.console.is_terminal:
-            return
+        self.unit, self.per_step = run.recipe().pace()
+        self.last_line = self.clock()
         self.progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(),
@@ -198,18 +206,30 @@ class Terminal(Watcher):
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self.console,
+            disable=not self.console.is_terminal,  # it still reckons the time that is left
+            speed_estimate_period=600.0,  # seconds: steps may be slow, and looks come between them
+            get_time=self.clock,
         )
         self.progress.start()
         self.task = self.progress.add_task("train", total=steps, completed=first_step, figures="")
 
     def on_step(self, step: int, metrics: dict[str, Any]) -> None:
-        figures = f"loss {metrics['loss']:.3f}  {metrics['tokens_per_second']:,.0f} tokens/s"
-        figures += self.latest
-        if self.progress is not None and self.task is not None:
-            self.progress.update(self.task, completed=step + 1, figures=figures)
-        elif time.monotonic() - self.last_line >= self.pause:
-            self.last_line = time.monotonic()
-            self.on_note(f"step {step + 1}/{self.steps}  {figures}")
+        assert self.progress is not None and self.task is not None, "on_start comes first"
+        figures = f"loss {metrics['loss']:.3f}  {self._speed(metrics)}{self.latest}"
+        self.progress.update(self.task, completed=step + 1, figures=figures)
+        if not self.console.is_terminal and self.clock() - self.last_line >= self.pause:
+            self.last_line = self.clock()
+            (task,) = self.progress.tasks
+            left = task.time_remaining
+            figures += "" if left is None else f"  {timedelta(seconds=left)} left"
+            self.on_note(f"step {step + 1}/{task.total}  {figures}")
+
+    def _speed(self, metrics: dict[str, Any]) -> str:
+        """How fast a step was, in what people count for this objective."""
+        per_second = metrics["tokens_per_second"]  # targets, whatever they are
+        if self.per_step is not None:
+            per_second = self.per_step / metrics["seconds"]
+        return f"{per_second:,.{0 if per_second >= 10 else 1}f} {self.unit}/s"
 
     def on_evaluation(self, step: int, metrics: dict[str, Any]) -> None:
         names = {name: name.replace("_", " ") for name in metrics}
@@ -281,7 +301,7 @@ class Curve(Watcher):
 
 
 def draw_curve(run: RunFolder) -> None:
-    """Draw metrics.jsonl into loss.png: loss in nats per token, the training loss also as a running mean."""
+    """Draw metrics.jsonl into loss.png: the mean loss of the targets, in training also as a running mean."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -303,7 +323,9 @@ def draw_curve(run: RunFolder) -> None:
         axes.plot(
             *zip(*validation, strict=True), color="#c8502d", marker="o", markersize=3.5, label="validation"
         )
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=run.path.name)
+    targets = run.recipe().targets()
+    unit = "nats per token" if targets == "tokens" else f"mean over {targets}"
+    axes.set(xlabel="step", ylabel=f"loss ({unit})", title=run.path.name)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
