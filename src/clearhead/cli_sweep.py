@@ -26,6 +26,7 @@ def sweep(argv: Sequence[str], read: Read, say: Callable[[str], None]) -> None:
     out = Path(lists.pop("out", [f"runs/{Path(recipe).stem}-sweep"])[0])
 
     from clearhead.training import loop, report
+    from clearhead.training.machine import tell_crowd
     from clearhead.training.sweep import Trial, combinations, name_of, table
     from clearhead.training.sweep import sweep as run_all
 
@@ -35,6 +36,8 @@ def sweep(argv: Sequence[str], read: Read, say: Callable[[str], None]) -> None:
         words = [word for name, value in chosen.items() for word in (f"--{name}", value)]
         own = {name: chosen[name] for name in varied}
         trials.append(Trial(name_of(own), own, read([recipe, *words]).settings))
+
+    tell_crowd(trials[0].recipe.train.device, say)
 
     def watchers() -> list[report.Watcher]:
         return [report.JsonLines(), report.Terminal(), report.Samples(), report.Curve()]

@@ -106,10 +106,12 @@ def flags_start(recipe: Recipe, argv: Sequence[str]) -> Recipe:
 
 def train_recipe(recipe: Recipe, run: Path, resume: bool, stop_after: int | None, tensorboard: bool) -> None:
     """Train with the terminal's watchers; Ctrl-C says how to go on."""
-    from clearhead.training import loop, report
+    from clearhead.training import loop, machine, report
 
     is_main = os.environ.get("RANK", "0") == "0"  # of several processes one speaks
-    watchers = [report.JsonLines(), report.Terminal(), report.Samples(), report.Curve()]
+    terminal = report.Terminal()
+    watchers = [report.JsonLines(), terminal, report.Samples(), report.Curve()]
+    machine.tell_crowd(recipe.train.device, terminal.on_note)
     if tensorboard:
         watchers.append(report.TensorBoard())
     try:

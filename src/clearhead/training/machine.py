@@ -2,11 +2,15 @@
 
 import contextlib
 import ctypes
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
+
+LOADAVG = Path("/proc/loadavg")  # on Linux; its fourth word is "runnable/all", threads that is
 
 
 def find_device(name: str) -> torch.device:
@@ -24,6 +28,39 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ValueError(f"device={name!r} cannot be used on this machine; try auto, cpu or cuda") from None
     return device
+
+
+def crowd(threads: int) -> str | None:
+    """What to say of other programs that take the processor from a run of so many threads; None: nothing.
+
+    Threads that share a matrix product wait for the slowest of them, in a loop that itself takes time from
+    the others, so that a run beside another is slower by much more than its share. The load is that of the
+    last minute; where the system tells (Linux), somebody else must also be at work at this moment.
+    """
+    cores = os.cpu_count() or 1
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # Windows knows none
+        return None
+    if threads < 2 or load < 0.5 or load + threads <= 1.5 * cores:
+        return None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if int(LOADAVG.read_text(encoding="ascii").split()[3].partition("/")[0]) <= 1:  # this very thread
+            return None
+    free = max(1, min(threads - 1, cores - round(load)))
+    return (
+        f"others are at work on this machine (load {load:.1f}, {cores} cores): the {threads} threads of this "
+        f"run will wait for each other and may be several times slower; start it with "
+        f"OMP_NUM_THREADS={free}, or when the others are done"
+    )
+
+
+def tell_crowd(device: str, note: Callable[[str], object]) -> None:
+    """Say so where other programs keep the processor from a run in this one process."""
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"  # of several, each has its share of the threads
+    told = crowd(torch.get_num_threads()) if alone and find_device(device).type == "cpu" else None
+    if told is not None:
+        note(told)
 
 
 def keep_freed_memory() -> None:
