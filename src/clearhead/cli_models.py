@@ -123,6 +123,8 @@ def selfcheck(
     else:
         for row in (row for row in rows if not row.ok):
             print(f"{row.family}, {row.path}: {row.max_abs_diff:.3e} is above {row.tolerance:.3e}")
+        if (note := check.blank_note(rows)) is not None:
+            print(note)
         print(f"{len(rows)} checks, {sum(not row.ok for row in rows) or 'none'} above tolerance")
     if not ok:
         raise SystemExit(1)

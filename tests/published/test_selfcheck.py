@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from clearhead.cli import main
 from clearhead.published import selfcheck as module
 from clearhead.published.selfcheck import Row, check_model, our_twin, selfcheck
 from clearhead.published.twins import TWINS, model_type
@@ -36,6 +37,33 @@ def test_without_transformers_it_checks_against_float64(name: str, monkeypatch: 
     rows = list(selfcheck([name]))
     assert all(row.ok for row in rows), [row for row in rows if not row.ok]
     assert {"plain", "left padded", "batched", "files"} < {row.path for row in rows}
+
+
+def test_empty_cells_are_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line under the table says why cells are empty that transformers fills; none where it did."""
+    monkeypatch.setattr(module, "transformers_quietly", nothing_installed)
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    main(["selfcheck", "--family", "gpt2"])
+    lines = capsys.readouterr().out.splitlines()
+    empty = [
+        name.strip()
+        for name, cell in zip(lines[0].split("|"), lines[2].split("|"), strict=True)
+        if cell.strip() == "--"
+    ]
+    assert lines[3].startswith("the package transformers is not installed: ")
+    assert lines[3].endswith(f"-- stands in {', '.join(empty)}; pip install transformers fills them")
+    assert len(lines) == 5
+    one_model = list(check_model("gpt2", our_twin("gpt2")))
+    told = module.blank_note(one_model)
+    assert told is not None and "-- stands in float64;" in told
+    monkeypatch.setattr(module, "find_spec", lambda name: "there")
+    assert module.blank_note(one_model) == (
+        "transformers does not open this model: the other side is our own pass in float64, "
+        "and -- stands in float64"
+    )
+    assert module.blank_note([*one_model, Row("gpt2", "float64", 0.0, 1e-5)]) is None
 
 
 class nothing_installed:

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,6 +98,23 @@ def table_line(rows: list[Row]) -> str:
     found = {row.path: f"{row.max_abs_diff:.0e}{'' if row.ok else '!'}" for row in rows}
     cells = [found.get(path, "--").replace("0e+00", "0") for path in COLUMNS]
     return f"| {rows[0].family:<13} | {' | '.join(f'{cell:>7}' for cell in cells)} |"
+
+
+def blank_note(rows: list[Row]) -> str | None:
+    """Why cells of the table are empty that `transformers` would fill; None if it did."""
+    paths = {row.path for row in rows}
+    if "float64" in paths or not paths:
+        return None
+    whole = "files" in paths  # a tiny model, on all paths
+    blank = [
+        COLUMNS[path] for path in (("loss", "gradients", "float64", "export") if whole else ("float64",))
+    ]
+    there = find_spec("transformers") is not None
+    why = "transformers does not open this model" if there else "the package transformers is not installed"
+    return (
+        f"{why}: the other side is our own pass in float64, and -- stands in {', '.join(blank)}"
+        f"{'' if there else '; pip install transformers fills them'}"
+    )
 
 
 class Batch(NamedTuple):
