@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "build" / "packages"
-UNREACHABLE = ("Retrying (", "NewConnectionError", "ProxyError", "timed out")  # what pip says then
+UNREACHABLE = (  # what pip says then
+    *("Retrying (", "NewConnectionError", "ProxyError", "timed out", "HTTP error", "RetryError"),
+    "(from versions: none)",  # another version there is a mistake in ours
+)
 
 
 class Unreachable(OSError):
-    """The registry does not answer."""
+    """The registry does not answer, or does not have the package."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Package:
         """The archive, downloaded unless it is there.
 
         Several processes may fetch at once: the last one's file takes the place of the others' whole. Raises
-        Unreachable if the registry does not answer, OSError for all else.
+        Unreachable if the registry does not answer or have the package, OSError for all else.
         """
         if self.path.is_file() and sha256(self.path) == self.sha256:
             return self.path

@@ -41,7 +41,7 @@ TEXTS = [
 
 
 def unpack(package: Package) -> Path:
-    """The package's files; the test is left out if the registry does not answer, and fails for all else."""
+    """The package's files; the test is left out if the registry has none, and fails for all else."""
     try:
         return package.unpack()
     except Unreachable as error:
