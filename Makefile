@@ -20,7 +20,8 @@ check: $(VENV)/.installed-test lint  ## lint, types and the quick tests: under t
 	$(PYTEST) -m "not slow and not long and not compiled" $(SHAPES)
 
 test-long: $(VENV)/.installed-test   ## what takes longer than a coffee
-	$(PYTEST) -m "long" --timeout 3600
+	$(PYTEST) -m "compiled and long" --timeout 3600
+	$(PYTEST) -m "not compiled and long" --timeout 3600 $(SHAPES)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
