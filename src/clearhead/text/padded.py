@@ -50,13 +50,15 @@ class PaddedBatches:
             raise ValueError("there are no examples to make batches of")
         self.rows, self.batch_size, self.seed, self.bucket = rows, batch_size, seed, bucket
         self.pad_id, self.source_pad_id = pad_id, pad_id if source_pad_id is None else source_pad_id
-        self.typed = any(row.token_types is not None for row in rows)
-        self.lengths = np.array([max(len(row.inputs), len(row.source or ())) for row in rows])
         sided = source_vocab_size if source_vocab_size is not None else vocab_size
-        for number, row in enumerate(rows):
+        self.typed, lengths = False, []
+        for number, row in enumerate(rows):  # once: rows may be made as they are looked at
+            self.typed |= row.token_types is not None
+            lengths.append(max(len(row.inputs), len(row.source or ())))
             _check_ids(row.inputs, vocab_size, number)
             if row.source is not None:
                 _check_ids(row.source, sided, number)
+        self.lengths = np.array(lengths)
         self._orders: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:

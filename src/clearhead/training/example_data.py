@@ -2,17 +2,19 @@
 
 What is measured on is a source of its own (`data.validation`), or a part of `data.source` that is chosen by
 the content of the examples. The tokenizer and the labels' numbers come from the training examples alone.
+Files are read and checked at every start; what they become is encoded once, and kept (kept_rows.py).
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from clearhead.text.counting import Progress
 from clearhead.text.encode_examples import (
     Encoded,
+    EncodingReport,
+    Rows,
     encode_alike,
     encode_chats,
     encode_labelled,
@@ -44,6 +46,7 @@ from clearhead.text.frame import first_of_target, padding
 from clearhead.text.padded import PaddedBatches
 from clearhead.training.data import find_tokenizer
 from clearhead.training.demands import Objective
+from clearhead.training.kept_rows import find_or_encode, key_of
 from clearhead.training.recipe import DataConfig, Recipe
 from clearhead.training.run_folder import RunFolder
 
@@ -80,26 +83,23 @@ def prepare_examples(
     tokenizer = find_tokenizer(data, texts, data.source, run, note, progress)
     if objective == "next_token":
         tokenizer = with_chat_template(tokenizer)
-    rows = []
+    kept = []
     for split, examples in (("learn from", train), ("validate", validation)):
-        found, report = encode(recipe, examples, tokenizer, names)
-        if not found:
-            raise ValueError(
-                f"nothing is left to {split} of {data.source}: {report.summary()}; "
-                f"raise train.context_length={settings.context_length}"
-            )
-        note(f"to {split}: {report.summary()}")
-        rows.append(found if recipe.model.n_token_types > 1 else without_types(found))
+        make = partial(encode, recipe, examples, tokenizer, names, split)
+        found = find_or_encode(run, key_of(examples, tokenizer, how_encoded(recipe, names)), make, note)
+        where = "" if found.found is None else f"; encoded before, in {found.found}"
+        note(f"to {split}: {found.report.summary()}{where}")
+        kept.append(found)
     fill = padding(tokenizer)
     step = settings.batch_size * settings.accumulation  # their order is the step's, however it is cut
     return ExampleData(
         tokenizer,
-        PaddedBatches(rows[0], step, settings.seed, fill),
-        PaddedBatches(rows[1], settings.batch_size, settings.seed, fill),
-        rows[1],
+        PaddedBatches(kept[0].rows, step, settings.seed, fill),
+        PaddedBatches(kept[1].rows, settings.batch_size, settings.seed, fill),
+        kept[1].rows,
         validation,
         names,
-        fingerprint(rows[0]),
+        kept[0].fingerprint,
     )
 
 
@@ -154,10 +154,29 @@ def find_labels(objective: Objective, train: Sequence[Any], validation: Sequence
     return names
 
 
+def how_encoded(recipe: Recipe, names: list[str]) -> list[Any]:
+    """The settings that decide what an example becomes, beside the tokenizer."""
+    settings = recipe.train
+    typed = recipe.model.n_token_types > 1
+    return [settings.objective, settings.context_length, recipe.data.start_token, names, typed]
+
+
 def encode(
-    recipe: Recipe, examples: Sequence[Any], tokenizer: AnyTokenizer, names: list[str]
-) -> tuple[list[Encoded], Any]:
-    """Examples as rows of ids of at most `context_length` tokens, and a report of it."""
+    recipe: Recipe, examples: Sequence[Any], tokenizer: AnyTokenizer, names: list[str], split: str
+) -> tuple[list[Encoded], EncodingReport]:
+    """Examples as rows of ids of at most `context_length` tokens, and a report of it. ValueError, which says
+    what the `split` is for: nothing is left of them.
+    """
+    rows, report = _encode(recipe, examples, tokenizer, names)
+    if not rows:
+        raise ValueError(
+            f"nothing is left to {split} of {recipe.data.source}: {report.summary()}; "
+            f"raise train.context_length={recipe.train.context_length}"
+        )
+    return rows if recipe.model.n_token_types > 1 else without_types(rows), report
+
+
+def _encode(recipe: Recipe, examples: Sequence[Any], tokenizer: AnyTokenizer, names: list[str]) -> Rows:
     objective, max_len = recipe.train.objective, recipe.train.context_length
     if objective == "translation":
         start = first_of_target(tokenizer, recipe.data.start_token)
@@ -190,11 +209,3 @@ def texts_of(example: Example) -> list[str]:
 def without_types(rows: list[Encoded]) -> list[Encoded]:
     """The rows for a model that does not tell the first text from the second by a type."""
     return [row if row.token_types is None else replace(row, token_types=None) for row in rows]
-
-
-def fingerprint(rows: Sequence[Encoded]) -> str:
-    """A hash of all that the rows let a model read and say."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps([row.inputs, row.targets, row.source, row.token_types]).encode())
-    return digest.hexdigest()

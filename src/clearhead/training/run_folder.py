@@ -5,7 +5,8 @@ model.json       the model's config            loss.png        the curves
 tokenizer.json   the vocabulary                samples.txt     what the model wrote along the way
 labels.json      the names of the labels, where a model tells labels apart
 origin.json      which published model it started from, where it did
-budget.json      what was asked for: steps...  data/           token shards, unless they were given
+budget.json      what was asked for: steps...  data/           token shards, unless they were given;
+                                               data/examples/  examples as rows of ids
 checkpoints/     step-00001200/ ...                  probes/         weights along the way, for looking at
 """
 
@@ -56,6 +57,7 @@ class RunFolder:
         self.curve_file = self.path / "loss.png"
         self.samples_file = self.path / "samples.txt"
         self.data = self.path / "data"
+        self.examples = self.data / "examples"
         self.checkpoints = self.path / "checkpoints"
         self.probes = self.path / "probes"
 

@@ -1,4 +1,5 @@
-"""What is still as it was written in the folder of a run: every checkpoint, every shard of token ids.
+"""What is still as it was written in the folder of a run: every checkpoint, every shard of token ids, every
+folder of encoded examples.
 
 Each has a manifest or an index with the SHA-256 of its files. The hashes find rot, torn and missing files.
 """
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from clearhead.text.shards import Shards
 from clearhead.training.checkpoint import steps_in, verify_checkpoint
+from clearhead.training.durable import damage
 from clearhead.training.run_folder import RunFolder
 
 
@@ -20,7 +22,7 @@ class Finding(NamedTuple):
 
 
 def verify_run(run: str | Path) -> Iterator[Finding]:
-    """Go through the checkpoints, the best and the milestones of a run, and its tokens, reading every byte.
+    """Go through the checkpoints, the best and the milestones of a run, and its data, reading every byte.
 
     FileNotFoundError: there is no run; or, at the end, it has no checkpoint.
     """
@@ -32,6 +34,9 @@ def verify_run(run: str | Path) -> Iterator[Finding]:
     for index in sorted(folder.data.glob("**/index.json")):
         if list(index.parent.glob("*.bin")):
             yield Finding(index.parent, _verify_shards(index.parent))
+    for rows in sorted(folder.examples.glob("*")):
+        if not rows.name.startswith("."):  # what a kill left, which the next start takes away
+            yield Finding(rows, damage(rows))
     if not steps_in(folder.checkpoints):
         raise FileNotFoundError(
             f"{run} holds no checkpoint: it has not saved yet, and --resume begins it anew"
