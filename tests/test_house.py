@@ -25,7 +25,7 @@ FILES = {
     "generation": "sample reply special_ids window decode conversation",
     "training": """scores objectives masking schedules sharded optim muon average spikes activations memory
         demands durable recipe norms learner tensor_files named_tensors lora restore checkpoint
-        saver run_folder data verify
+        saver run_folder kept_rows data verify
         evaluate example_data example_tasks tasks start predict report probe machine tensor_parallel parallel
         ahead budget step dry_run loop sweep harness demo""",
     "inspector": """record trace cells arithmetic rules rules_attention rules_stream provenance
@@ -37,6 +37,7 @@ FILES = {
 COMMAND_LINE = [
     "cli.py",
     "cli_flags.py",
+    "cli_help.py",
     "cli_text.py",
     "cli_train.py",
     "cli_runs.py",
