@@ -45,7 +45,9 @@ def test_comments_become_texts_and_headings():
 def test_every_setting_is_in_one_group():
     """In the order of its dataclass, each with a text or with its choices."""
     for prefix, table in vars(Recipe()).items():
-        flags = [flag for group in groups_of(table, f"{prefix}.", prefix).values() for flag in group]
+        groups = groups_of(table, f"{prefix}.", prefix)
+        assert len(groups) == {"data": 1, "model": 8, "train": 6}[prefix]
+        flags = [flag for group in groups.values() for flag in group]
         names = [flag.name.strip("[]") for flag in flags]
         assert names == [f"{prefix}.{field.name}" for field in fields(table)]
     assert not [

@@ -70,11 +70,15 @@ def train_help(command: Any, settings: Recipe, own: str, usage: str, whole: bool
     groups |= groups_of(settings.data, "data.", "data")
     groups |= groups_of(settings.model, "model.", "model")
     groups |= dict(others)
-    lines = [usage]
+    shown: dict[str, list[Flag]] = {}
     for heading, flags in groups.items():
-        shown = [flag for flag in flags if whole or flag.name in USUAL or flag.given]
-        if shown:
-            lines += [heading, *(line for flag in shown for line in flag.lines(width))]
+        heading = heading if whole else heading.partition(":")[0]
+        shown.setdefault(heading, []).extend(
+            flag for flag in flags if whole or flag.name in USUAL or flag.given
+        )
+    lines = [usage]
+    for heading, flags in shown.items():
+        lines += [heading, *(line for flag in flags for line in flag.lines(width))] if flags else []
     if not whole:
         lines.append(f"\n{ALL} tells all flags.")
     return "\n".join(lines)

@@ -43,6 +43,7 @@ class ModelConfig:
     (64, 4, 704)
     """
 
+    # sizes
     vocab_size: int = 4096  # V, distinct tokens
     shape: Shape = "decoder"  # decoder-only, encoder-only, or both
     source_vocab_size: int | None = None  # of an encoder-decoder whose source has a table of its own
@@ -56,12 +57,14 @@ class ModelConfig:
     n_kv_heads: int | None = None  # G, key/value heads; None: as many as query heads (MHA), 1: MQA, else GQA
     d_head: int | None = None  # K, width of a head; None: d_model / n_heads
     d_ff: int | None = None  # F, width of the feed-forward layer; None: see default_d_ff
+    # projections
     activation: Activation = "silu"  # the feed-forward's non-linearity
     gated: bool = True  # feed-forward with a gate (SwiGLU with silu) or plain
     qkv_bias: bool = False  # biases on the query, key and value projections
     out_bias: bool = False  # bias on attention's output projection
     ff_bias: bool = False  # biases in the feed-forward layer
     fused_qkv: bool = False  # project q, k and v in one matrix product; the weights keep their names
+    # attention
     qk_norm: QKNorm = "none"  # RMSNorm of queries and keys before the rotation: each head, or all together
     qkv_clip: float | None = None  # queries, keys and values are clamped to +- this
     attn_scale: float | None = None  # factor on the scores; None: 1 / sqrt(d_head)
@@ -70,9 +73,11 @@ class ModelConfig:
     attn_sinks: bool = False  # a learned logit per head joins the softmax and is dropped
     window: int | None = None  # causal: keys a query may see, itself included; else: to either side
     windowed_layers: tuple[bool, ...] | None = None  # which layers have the window; None: all
+    # other kinds of layers
     latent: LatentConfig | None = None  # latent attention: d_head follows, qkv_bias is the output's as well
     experts: ExpertsConfig | None = None  # a mixture of experts instead of the feed-forward layer
     expert_layers: tuple[bool, ...] | None = None  # which layers have experts ([model.experts]); None: all
+    # norms
     norm: NormKind = "rms"
     norm_eps: float = 1e-5
     norm_bias: bool = True  # a shift in LayerNorm (RMSNorm has none)
@@ -82,6 +87,7 @@ class ModelConfig:
     first_attn_norm: bool = True  # False: layer 0 has no norm before attention, the embedding norm serves
     final_norm: bool = True  # a norm after the last block
     embed_norm: bool = False  # a norm on the embeddings
+    # embeddings and positions
     embed_scale: float = 1.0  # factor on the token embeddings
     n_token_types: int = 0  # rows of a second embedding, of sentence A or B; 0: none
     positions: Positions = "rotary"
@@ -94,6 +100,7 @@ class ModelConfig:
     window_rotary_theta: float | None = None  # layers with a window turn by this base, without scaling
     relative_buckets: int = 32  # relative: rows of the bias table
     relative_max_distance: int = 128  # relative: distances beyond share the last bucket
+    # the head
     head: Head = "lm"  # what is predicted; "none": the hidden states
     n_labels: int = 0  # classes of a sequence or token head
     head_activation: HeadActivation | None = None  # a dense layer and this come before the head's output
@@ -105,6 +112,7 @@ class ModelConfig:
     head_bias: bool = False
     logit_scale: float = 1.0  # factor on the hidden states before the head
     logit_softcap: float | None = None  # logits are squashed to c tanh(logit / c)
+    # dropout and start
     embed_dropout: float = 0.0
     attn_dropout: float = 0.0  # on attention weights
     residual_dropout: float = 0.0  # on the output of every sub-layer
