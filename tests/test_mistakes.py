@@ -507,7 +507,13 @@ MISTAKES = {
         "train recipe.toml --run run --resume --train.lr 0.1", "train.lr: 0.003 -> 0.1", "undo"
     ),
     "resume with another budget": row(
-        "train recipe.toml --run run --resume --train.steps 20", "steps=10", "steps=20", "new run"
+        "train recipe.toml --run run --resume --train.steps 20",
+        "got steps=20; give train.steps=10 again",
+        "new run",
+    ),
+    "resume with another budget of many tokens": row(
+        "train recipe.toml --run run --resume --train.tokens 1800000",
+        "got tokens=1800000; give train.steps=10",
     ),
     "resume with another text": row(
         "train recipe.toml --run run --resume",

@@ -181,7 +181,7 @@ def test_a_task_of_kept_rows_is_the_task(case, tmp_path, monkeypatch) -> None:
     for one, other in zip(vars(first.batch(3)).items(), vars(second.batch(3)).items(), strict=True):
         assert one[0] == other[0] and str(one[1]) == str(other[1])
     ours = [note for note in notes if "learn from" in note]
-    assert ours[1].startswith(f"{ours[0]}; encoded before, in ")
+    assert ours[1] == f"{ours[0]}; encoded before, in {run.path}"
 
 
 def test_a_run_that_goes_on_uses_what_it_kept(tmp_path, monkeypatch) -> None:

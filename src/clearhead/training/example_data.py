@@ -87,7 +87,7 @@ def prepare_examples(
     for split, examples in (("learn from", train), ("validate", validation)):
         make = partial(encode, recipe, examples, tokenizer, names, split)
         found = find_or_encode(run, key_of(examples, tokenizer, how_encoded(recipe, names)), make, note)
-        where = "" if found.found is None else f"; encoded before, in {found.found}"
+        where = "" if found.found is None else f"; encoded before, in {found.found.parents[2]}"
         note(f"to {split}: {found.report.summary()}{where}")
         kept.append(found)
     fill = padding(tokenizer)

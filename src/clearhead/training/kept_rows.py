@@ -122,7 +122,7 @@ class Kept:
     fingerprint: str
     """Names these very rows, as a model reads them."""
     found: Path | None = None
-    """Where they were found; None: they were encoded now."""
+    """The folder where they were found, data/examples/<key> of a run; None: they were encoded now."""
 
 
 def key_of(examples: Sequence[Example], tokenizer: AnyTokenizer, settings: Sequence[Any]) -> str:

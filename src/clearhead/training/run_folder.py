@@ -177,11 +177,11 @@ def recipe_to_resume(new: Recipe, run: RunFolder) -> Recipe:
     """
     old, begun, given = run.recipe(), run.budget(), new.train.budget()
     if given not in (begun, old.train.budget()):
-        was, now = (", ".join(f"{n}={v:g}" for n, v in budget.items()) for budget in (begun, given))
+        was, now = (", ".join(f"{n}={v}" for n, v in budget.items()) for budget in (begun, given))
         became = "" if "steps" in begun else f", which became steps={old.train.steps},"
         raise ValueError(
             f"{run.path} was started with {was}{became} and stays with it, got {now}; "
-            "leave it as it was, or start a new run in another folder"
+            f"give train.{was} again, or start a new run in another folder"
         )
     old = replace(old, train=replace(old.train, **new.train.free()))
     fixed = replace(new.train, steps=old.train.steps, minutes=None, tokens=None)
