@@ -15,13 +15,15 @@ and five steps with well-chosen a, b, c bring the singular values near 1. `scale
     shape    sqrt(max(1, rows / columns))       Muon's own; rates near 0.02
     rms      0.2 sqrt(max(rows, columns))       entries move as far as AdamW's: its rates and decay serve
 
+Directions are those of a whole matrix; where ranks share the weights out, only a few are whole at a time.
+
 Embeddings, the head, gains, biases and other vectors are not maps between hidden states and stay with AdamW.
 
 Sources: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; Polar Express, Amsel et al. 2025,
 arXiv:2505.16932; scale "rms", Liu et al. 2025, arXiv:2502.16982.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -30,7 +32,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from clearhead.training.optim import AdamW, parameter_groups
-from clearhead.training.sharded import cut_like, whole
+from clearhead.training.sharded import cut_like, is_shared_out, whole
 
 Scale = Literal["shape", "rms"]
 Polynomials = tuple[tuple[float, float, float], ...]
@@ -48,6 +50,7 @@ NEWTON_SCHULZ: Polynomials = (
     (3.4445, -4.7750, 2.0315),
 ) * 5  # of the first Muon: singular values of 0.7 to 1.2
 POLYNOMIALS = {"polar_express": POLAR_EXPRESS, "newton_schulz": NEWTON_SCHULZ}
+AT_ONCE = 1 << 24  # entries of whole matrices at a time, where ranks share them out: 64 MB in float32
 OUTSIDE = {
     "embed",
     "source_embed",
@@ -122,32 +125,44 @@ class Muon(AdamW):
         if not group["muon"]:
             super()._move(group)
             return
-        alike: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+        alike: dict[tuple[int, int], list[Tensor]] = {}
         for p in group["params"]:
             if p.grad is None:
                 continue
             state = self.state[p]
             if "momentum" not in state:
                 state["momentum"] = torch.zeros_like(p)
-            mean = state["momentum"]
-            mean.lerp_(p.grad, 1 - group["momentum"])
-            ahead = whole(p.grad.lerp(mean, group["momentum"]))  # its directions are no part's own
-            alike.setdefault((p.shape[-2], p.shape[-1]), []).append((p, ahead))
-        for (rows, columns), pairs in alike.items():
-            self._move_alike(group, rows, columns, pairs)
+            state["momentum"].lerp_(p.grad, 1 - group["momentum"])
+            alike.setdefault((p.shape[-2], p.shape[-1]), []).append(p)
+        for (rows, columns), params in alike.items():
+            for some in few_at_once(params):
+                self._move_alike(group, rows, columns, some)
 
-    def _move_alike(
-        self, group: dict[str, Any], rows: int, columns: int, pairs: list[tuple[Tensor, Tensor]]
-    ) -> None:
+    def _move_alike(self, group: dict[str, Any], rows: int, columns: int, params: list[Tensor]) -> None:
         """Step along the directions of matrices of one shape, found in one batched product each."""
-        stacked = torch.cat([ahead.reshape(-1, rows, columns) for _, ahead in pairs])
+        ahead = (
+            p.grad.lerp(self.state[p]["momentum"], group["momentum"]) for p in params if p.grad is not None
+        )
+        stacked = torch.cat([whole(each).reshape(-1, rows, columns) for each in ahead])
         directions = orthogonalise(stacked.to(_DTYPES[group["dtype"]]), POLYNOMIALS[group["polynomials"]])
         lr = group["lr"] * group["lr_scale"]
         step = lr * _SCALES[group["scale"]](rows, columns)
-        counts = [ahead.numel() // (rows * columns) for _, ahead in pairs]
-        for (p, _), direction in zip(pairs, directions.split(counts), strict=True):
+        counts = [p.numel() // (rows * columns) for p in params]
+        for p, direction in zip(params, directions.split(counts), strict=True):
             p.mul_(1 - lr * group["weight_decay"])
             p.add_(cut_like(direction.reshape(p.shape).to(p.dtype), p), alpha=-step)
+
+
+def few_at_once(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Groups of `AT_ONCE` entries at most, or of one tensor; all together where no rank shares them out."""
+    some: list[Tensor] = []
+    for p in params:
+        if is_shared_out(p) and some and sum(one.numel() for one in some) + p.numel() > AT_ONCE:
+            yield some
+            some = []
+        some.append(p)
+    if some:
+        yield some
 
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
