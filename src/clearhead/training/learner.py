@@ -22,7 +22,7 @@ class Learner:
     """The optimizer of a model with its schedule, the mean of the weights, and the steps that stand out."""
 
     def __init__(self, model: nn.Module, settings: TrainConfig) -> None:
-        self.settings = settings
+        self.model, self.settings = model, settings
         self.optimizer = make_optimizer(model, settings)
         self.average = Average(self.optimizer, settings.average) if settings.average else None
         skip = settings.on_spike == "skip"
@@ -56,9 +56,13 @@ class Learner:
         """The model with the weights it is worth most with: the mean, if one is kept."""
         if self.average is None:
             yield
-        else:
+            return
+        forget_gathered(self.model)
+        try:
             with self.average.in_place():
                 yield
+        finally:
+            forget_gathered(self.model)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the optimizer's state, in JSON values."""
@@ -73,6 +77,15 @@ class Learner:
             self.average.count = int(state["averaged"])
         if self.spikes is not None:
             self.spikes.restore(state["spikes"])
+
+
+def forget_gathered(model: nn.Module) -> None:
+    """Let go of the whole embedding and head that a look has left here, before ranks change their parts."""
+    if hasattr(model, "reshard"):  # FSDP's, which one process does not import
+        from torch.distributed.fsdp import FSDPModule
+
+        assert isinstance(model, FSDPModule)
+        model.reshard()
 
 
 def learning_rate(settings: TrainConfig, step: int, steps: int) -> float:
