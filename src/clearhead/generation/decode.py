@@ -13,7 +13,7 @@ A compiled model works as it is, `generate(torch.compile(model), prompt)`: one g
 length, one makes a step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from typing import Any, Literal, TypeVar, cast
@@ -142,7 +142,8 @@ class Decoding:
     """Rows of ids being continued. Iterating makes the tokens: one list, an id per row, for each step.
 
     `replies[i]` holds what row i has said so far. The options are those of `generate`. A row that has ended
-    runs along until all have; what is chosen for it is not heard.
+    runs along until all have; what is chosen for it is not heard. `go_on` is told before each step whether a
+    row here needs it, and may let all run along for rows elsewhere.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class Decoding:
         pad_id: int | None = None,
         start_id: int | None = None,
         overflow: Overflow = "error",
+        go_on: Callable[[bool], bool] = bool,
     ) -> None:
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 0")
@@ -178,7 +180,7 @@ class Decoding:
         _check_ids(prompts, config.source_vocab_size or config.vocab_size)
         sources, self.rows = _begin(model, rows, special, max_new_tokens, overflow)
         _check_room(max(map(len, self.rows)), max_new_tokens, config.max_len, overflow)
-        self.sampling, self.max_new_tokens = sampling, max_new_tokens
+        self.sampling, self.max_new_tokens, self.go_on = sampling, max_new_tokens, go_on
         self.window = Window(model, self.rows, max_new_tokens, self.pad_id, sources)
         self.generators = _generators(generators, len(rows), sampling, self.window.device)
         self.replies = [Reply(max_new_tokens, ends, tokenizer, stops) for _ in rows]
@@ -187,7 +189,7 @@ class Decoding:
         self._seen: Bool[Tensor, "B V"] | None = None  # for the repetition penalty
 
     def __iter__(self) -> Iterator[list[int]]:
-        while not all(reply.done for reply in self.replies):
+        while self.go_on(not all(reply.done for reply in self.replies)):
             yield self._step()
 
     @torch.inference_mode()

@@ -16,7 +16,7 @@ of processes can share the counting.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -98,12 +98,19 @@ class Batch:
     """Which example or window each row is."""
 
     def to(self, device: "str | torch.device") -> "Batch":
-        """Return the batch with its tensors on `device`."""
-        moved = {}
+        """Return the batch with its tensors on `device`. From pinned memory that is not waited for."""
+        return self._with_each(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
+
+    def pinned(self) -> "Batch":
+        """Return the batch in memory that stays in its place, from where a GPU fetches it by itself."""
+        return self._with_each(lambda tensor: tensor.pin_memory())
+
+    def _with_each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        changed: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            moved[field.name] = value.to(device) if hasattr(value, "to") else value
-        return Batch(**moved)
+            changed[field.name] = change(value) if hasattr(value, "to") else value
+        return Batch(**changed)
 
 
 class Batches:

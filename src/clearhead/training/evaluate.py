@@ -6,12 +6,17 @@
 
 Bits per byte do not depend on the vocabulary, so they compare models with different tokenizers, and with file
 compressors: a text of n bytes costs n * bits_per_byte / 8 bytes to store with the model at hand.
+
+Ranks with different data look at different batches of a split; totals are summed over them, and what is said
+of each example is gathered in the order of the examples, so that the result is that of one process.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +28,7 @@ from clearhead.text.batches import IGNORED, Batch, evaluation_batches
 from clearhead.text.shards import Shards
 from clearhead.training.objectives import token_loss
 
+T = TypeVar("T")
 Forward = Callable[..., Tensor]
 """The model as the loop calls it: compiled or wrapped, with the arithmetic of the recipe."""
 
@@ -38,6 +44,45 @@ def outputs_of(forward: Forward, batch: Batch, routing: Routing | None = None) -
         source_mask=batch.source_mask,
         routing=routing,
     )
+
+
+class Sharers:
+    """Who looks at a split together: `size` of them, of which this is number `rank`. Here: one alone.
+
+    `in_step`: they can only make passes of the model all at once, as each holds a part of its weights.
+    """
+
+    rank, size, in_step = 0, 1, False
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everyone's value, in order."""
+        return [value]
+
+    def part(self, things: Iterable[T]) -> Iterator[tuple[T, bool]]:
+        """Of each `size` things in a row the one that is this rank's, and True.
+
+        At the end, where there are fewer and all have to keep in step, a rank without one gets the first of
+        them, and False: it is to be worked on, but does not count.
+        """
+        things = iter(things)
+        while row := list(islice(things, self.size)):
+            if self.rank < len(row):
+                yield row[self.rank], True
+            elif self.in_step:
+                yield row[0], False
+
+    def whole(self, found: list[T]) -> list[T]:
+        """What all have found, each of the things of its part, in the order of the things."""
+        missing = object()
+        rows = zip_longest(*self.gather(found), fillvalue=missing)
+        return [one for one in chain.from_iterable(rows) if one is not missing]
+
+    def go_on(self, wanted: bool) -> bool:
+        """Whether to make one more pass: as long as this one wants it, or one that it keeps in step with."""
+        return any(self.gather(wanted)) if self.in_step else wanted
+
+
+UNSHARED = Sharers()
 
 
 @dataclass(frozen=True)
@@ -59,6 +104,7 @@ def evaluate(
     stride: int | None = None,
     max_tokens: int | None = None,
     document_mask: bool = False,
+    sharers: Sharers = UNSHARED,
 ) -> Evaluation:
     """Total loss over total tokens of a split, every token predicted once.
 
@@ -66,27 +112,26 @@ def evaluate(
     window if None): a smaller stride gives each token more context and takes longer. `max_tokens`: only the
     first so many; in bits per byte the others count as much as these, like those that `document_mask` leaves
     out (the first of a document). How many rows go into a batch changes nothing. The model's training mode is
-    kept.
+    kept. `sharers` look at their parts of the batches; the result is the whole's, for each of them.
     """
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens={max_tokens} must be at least 1, or None for all of the split")
     context_length = model.config.max_len if context_length is None else context_length
     device = next(model.parameters()).device
-    totals, count = Totals(), 0
+    totals = Totals()
+    batches = evaluation_batches(shards, batch_size, context_length, document_mask, stride)
     with evaluating(model):
-        for batch in evaluation_batches(shards, batch_size, context_length, document_mask, stride):
-            if max_tokens is not None:
-                keep_first(batch.targets, max_tokens - count)
-            count += int((batch.targets != IGNORED).sum())
+        for batch, counts in sharers.part(first_targets(batches, max_tokens)):
             batch = batch.to(device)
-            totals.add(token_loss(outputs_of(model, batch), batch.targets)[0])
-            if max_tokens is not None and count >= max_tokens:
-                break
+            found = token_loss(outputs_of(model, batch), batch.targets)
+            if counts:
+                totals.add(*found)
+    total, count = totals.read(sharers)
     if count == 0:
         raise ValueError(f"a split of {shards.n_tokens} tokens has nothing to predict; it needs at least 2")
-    loss = totals.read()[0] / count
+    loss = total / count
     tokens_per_byte = shards.n_tokens / max(shards.text_bytes, 1)
-    return Evaluation(loss, perplexity(loss), loss / math.log(2) * tokens_per_byte, count)
+    return Evaluation(loss, perplexity(loss), loss / math.log(2) * tokens_per_byte, int(count))
 
 
 class Totals:
@@ -107,10 +152,11 @@ class Totals:
         new = torch.stack([value.double() for value in values])
         self.sums = new if self.sums is None else self.sums + new
 
-    def read(self) -> list[float]:
-        """The sums, of at least one batch; this waits for the device."""
-        assert self.sums is not None, "a split has at least one batch"
-        return self.sums.tolist()
+    def read(self, sharers: Sharers = UNSHARED) -> list[float]:
+        """The sums over the batches of all, of at least one; this waits for the device."""
+        told = sharers.gather([] if self.sums is None else self.sums.tolist())
+        columns = zip(*(sums for sums in told if sums), strict=True)
+        return [sum(column) for column in columns]
 
 
 @contextlib.contextmanager
@@ -132,6 +178,27 @@ def perplexity(loss: float) -> float:
     50.0
     """
     return math.exp(min(loss, 700.0))
+
+
+def first_targets(batches: Iterable[Batch], n: int | None) -> Iterator[Batch]:
+    """Batches up to the one with the `n`-th target, in which no later one counts; None: all."""
+    for batch in batches:
+        if n is not None:
+            keep_first(batch.targets, n)
+            n -= int((batch.targets != IGNORED).sum())
+        yield batch
+        if n == 0:
+            return
+
+
+def first_batches(batches: Iterable[Batch], n: int | None) -> Iterator[Batch]:
+    """Batches up to the one with the `n`-th real token; None: all."""
+    for batch in batches:
+        yield batch
+        if n is not None:
+            n -= batch.inputs.numel() if batch.mask is None else int(batch.mask.sum())
+            if n <= 0:
+                return
 
 
 def keep_first(targets: Int[Tensor, "B T"], n: int) -> None:

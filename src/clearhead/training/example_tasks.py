@@ -26,13 +26,23 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.generation.decode import generate
+from clearhead.generation.decode import Decoding, read_prompts
+from clearhead.generation.sample import Sampling
 from clearhead.model.experts import Routing
 from clearhead.model.transformer import Transformer
 from clearhead.text.batches import IGNORED, Batch
 from clearhead.text.examples import Pair, Question
 from clearhead.text.frame import end_of_text
-from clearhead.training.evaluate import Forward, Totals, evaluating, outputs_of, perplexity
+from clearhead.training.evaluate import (
+    UNSHARED,
+    Forward,
+    Sharers,
+    Totals,
+    evaluating,
+    first_batches,
+    outputs_of,
+    perplexity,
+)
 from clearhead.training.example_data import ExampleData
 from clearhead.training.objectives import (
     SumAndCount,
@@ -49,6 +59,8 @@ from clearhead.training.scores import accuracy, bleu, chrf, entity_f1, exact_mat
 
 class ExampleTask(ABC):
     """A task whose batches are padded examples. What differs is `score`, and what else is measured."""
+
+    lengths_vary = True
 
     def __init__(self, data: ExampleData, settings: TrainConfig) -> None:
         self.data, self.settings = data, settings
@@ -81,29 +93,28 @@ class ExampleTask(ABC):
 
     @abstractmethod
     def answers(self, outputs: Tensor, batch: Batch) -> Iterator[tuple[Any, Any]]:
-        """For each thing that is asked in a batch: what the model answers, and what is right."""
+        """What `measure` needs of a batch: what the model answers and what is right, for each thing asked."""
 
     @abstractmethod
     def measure(self, loss: float, answered: list[Any], right: list[Any]) -> dict[str, float]:
         """What else is told of all answers, besides the loss."""
 
-    def evaluate(self, model: Transformer, whole: bool) -> dict[str, float]:
+    def evaluate(self, model: Transformer, whole: bool, sharers: Sharers = UNSHARED) -> dict[str, float]:
         """Loss and measures on the validation examples; on the first `eval_tokens` tokens unless `whole`."""
         device = next(model.parameters()).device
-        totals, seen = Totals(), 0
-        pairs: list[tuple[Any, Any]] = []
+        totals, limit = Totals(), None if whole else self.settings.eval_tokens
+        batches = map(self.shown, self.data.validation.evaluation(self.settings.batch_size))
+        found: list[list[tuple[Any, Any]]] = []  # of each batch
         with evaluating(model):
-            for batch in self.data.validation.evaluation(self.settings.batch_size):
-                batch = self.shown(batch)
-                seen += batch.inputs.numel() if batch.mask is None else int(batch.mask.sum())
+            for batch, counts in sharers.part(first_batches(batches, limit)):
                 batch = batch.to(device)
                 outputs = outputs_of(model, batch)
-                totals.add(*self.score(outputs, batch))
-                pairs += self.answers(outputs, batch)
-                if not whole and seen >= self.settings.eval_tokens:
-                    break
-        total, count = totals.read()
+                if counts:
+                    totals.add(*self.score(outputs, batch))
+                    found.append(list(self.answers(outputs, batch)))
+        total, count = totals.read(sharers)
         loss = total / max(count, 1)
+        pairs = [pair for answers in sharers.whole(found) for pair in answers]
         measures = self.measure(loss, [one for one, _ in pairs], [other for _, other in pairs])
         return {"validation_loss": loss, **measures}
 
@@ -119,11 +130,12 @@ class _NextTokens(ExampleTask):
         return token_loss(outputs, batch.targets, smoothing)
 
     def answers(self, outputs: Tensor, batch: Batch) -> Iterator[tuple[int, int]]:
-        asked = batch.targets != IGNORED
-        yield from zip(outputs.argmax(-1)[asked].tolist(), batch.targets[asked].tolist(), strict=True)
+        """How many tokens of the batch are right, and of how many: ranks would have much to tell of each."""
+        right = outputs.argmax(-1) == batch.targets  # where nothing is asked none is
+        yield int(right.sum()), self.n_targets(batch)
 
     def measure(self, loss: float, answered: list[int], right: list[int]) -> dict[str, float]:
-        return {"perplexity": perplexity(loss), "accuracy": accuracy(answered, right)}
+        return {"perplexity": perplexity(loss), "accuracy": sum(answered) / max(sum(right), 1)}
 
 
 class Answers(_NextTokens):
@@ -139,13 +151,18 @@ class Translation(_NextTokens):
 
     n_translated = 200
 
-    def evaluate(self, model: Transformer, whole: bool) -> dict[str, float]:
-        measures = super().evaluate(model, whole)
+    def evaluate(self, model: Transformer, whole: bool, sharers: Sharers = UNSHARED) -> dict[str, float]:
+        measures = super().evaluate(model, whole, sharers)
         if not whole:
             return measures
         pairs: Sequence[Pair] = self.data.validation_examples[: self.n_translated]
         rows = self.data.validation_rows[: self.n_translated]
-        said = [self.translate(model, row.source or []) for row in rows]
+        found = []
+        for row, counts in sharers.part(rows):
+            text = self.translate(model, row.source or [], sharers)
+            if counts:
+                found.append(text)
+        said = sharers.whole(found)
         right = [pair.target for pair in pairs]
         exact = sum(one == other for one, other in zip(said, right, strict=True)) / len(right)
         measures["exact_match"] = exact
@@ -158,15 +175,20 @@ class Translation(_NextTokens):
         pair: Pair = self.data.validation_examples[0]
         return f"{pair.source}\n-> {self.translate(model, self.data.validation_rows[0].source or [])}"
 
-    def translate(self, model: Transformer, source: list[int]) -> str:
+    def translate(self, model: Transformer, source: list[int], sharers: Sharers = UNSHARED) -> str:
         """The likeliest tokens one after the other, until the text ends or the context is full."""
-        ids = generate(
+        decoding = Decoding(
             model,
-            source,
+            read_prompts(source, tokenizer=None),
+            Sampling(),
             max_new_tokens=self.settings.context_length - 1,
             start_id=self.data.validation_rows[0].inputs[0],  # every row begins with it
             eos_id=end_of_text(self.tokenizer),
+            go_on=sharers.go_on,
         )
+        for _ in decoding:
+            pass
+        ids = decoding.replies[0].ids
         special = set(self.tokenizer.special_tokens.values())
         return self.tokenizer.decode([token for token in ids if token not in special]).strip()
 

@@ -9,7 +9,6 @@ number. So a run that is killed and resumed ends with the very same bits.
 import contextlib
 import hashlib
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -224,27 +223,27 @@ class Trainer:
         }
 
     def _asked(self, stop_requested: Callable[[], bool]) -> bool:
-        """Whether any rank was asked to stop; what went wrong in a save is told here, to all."""
-        stop, failed = self.parallel.count(stop_requested(), self.saver.failed)
+        """Whether any rank was asked to stop before the next step, which is made ready; what went wrong in a
+        save is told here, to all.
+        """
+        stop, failed = self.stepper.agree(self.step, stop_requested(), self.saver.failed)
         if failed:
             self.saver.tell()
         return stop > 0
 
     def _take_step(self) -> None:
-        started = time.perf_counter()
         settings, step = self.settings, self.step
         lr = learning_rate(settings, step, self.steps)
         self.learner.set_rate(lr)
         result = self.stepper.take(step)
         self.step, self.tokens = step + 1, self.tokens + result.n_targets
-        seconds = time.perf_counter() - started
         metrics = {
             "loss": result.loss,
             "norm": result.norm,
             "lr": lr,
             "tokens": self.tokens,
-            "seconds": seconds,
-            "tokens_per_second": result.n_targets / seconds,
+            "seconds": result.seconds,
+            "tokens_per_second": result.n_targets / result.seconds,
             **result.watched,
         }
         for watcher in self.watchers:
@@ -258,12 +257,13 @@ class Trainer:
                 self.saver.keep_milestone(self.step, self.model, self._state())
         if settings.compare_every and self.step % settings.compare_every == 0:
             self.parallel.check_same(self.model, self.step)
-        self.parallel.hurry()
+        if self.stepper.settled:
+            self.parallel.hurry()
 
     def _look(self, step: int) -> None:
         """What the model is worth on validation examples: a part of them on the way, all at the end."""
         with self.learner.best_weights():
-            metrics = self.task.evaluate(self.model, whole=self.step == self.steps)
+            metrics = self.task.evaluate(self.model, self.step == self.steps, self.parallel.looking)
         metrics = self.parallel.gather(metrics)[0]  # what follows is for all ranks or for none
         loss = metrics["validation_loss"]
         improved = self.best is None or loss < self.best

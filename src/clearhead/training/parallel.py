@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from clearhead.model.block import Block
 from clearhead.training.durable import ALONE, Ranks
+from clearhead.training.evaluate import UNSHARED, Sharers
 from clearhead.training.machine import find_device
 from clearhead.training.optim import clip_gradients, scale_gradients
 from clearhead.training.recipe import TrainConfig
@@ -39,6 +40,7 @@ from clearhead.training.sharded import cut_along, local, whole_sums
 T = TypeVar("T")
 FIRST_STEP = timedelta(minutes=30)  # compiling, loading, the first meeting of all ranks
 SAVING = timedelta(minutes=30)
+DATA = ("replicate", "shard")  # the dimensions of the mesh along which ranks see different data
 _meetings = count()
 
 
@@ -68,6 +70,7 @@ class Single:
 
     rank, world_size, data_size, is_main, shares_weights = 0, 1, 1, True, False
     saving: Ranks = ALONE
+    looking: Sharers = UNSHARED
 
     def __init__(self, settings: TrainConfig) -> None:
         self.device = find_device(settings.device)
@@ -88,13 +91,9 @@ class Single:
         """Around a backward pass: only the last one of a step exchanges gradients."""
         return nullcontext()
 
-    def count(self, *values: int) -> list[int]:
-        """The sum of each over all ranks. A flag is a 0 or 1."""
-        return list(values)
-
-    def sum(self, value: Tensor) -> Tensor:
-        """The sum over all ranks, on the device."""
-        return value
+    def count(self, n: int, *flags: bool) -> list[int]:
+        """The sum of `n` over the ranks with different data, and on how many ranks each flag is set."""
+        return [n, *map(int, flags)]
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
@@ -104,9 +103,13 @@ class Single:
         """Everyone's value, the main rank's first; for what is seldom and small."""
         return [value]
 
-    def clip(self, model: nn.Module, max_norm: float) -> Float[Tensor, ""]:
-        """`clip_gradients` over all that the ranks hold together."""
-        return clip_gradients(model.parameters(), max_norm)
+    def clip(
+        self, model: nn.Module, max_norm: float, *sums: Tensor
+    ) -> tuple[Float[Tensor, ""], list[Tensor]]:
+        """`clip_gradients` over all that the ranks hold together, and each of `sums` summed over those with
+        different data. Both travel at once, and nothing waits for the device.
+        """
+        return clip_gradients(model.parameters(), max_norm), list(sums)
 
     def hurry(self) -> None:
         """After the first step a rank that does not answer is soon given up."""
@@ -137,6 +140,16 @@ class RankGroup:
         return told
 
 
+class DataRanks(Sharers):
+    """The ranks that see different data; of those that see the same the first one speaks."""
+
+    def __init__(self, talk: RankGroup, rank: int, size: int, in_step: bool) -> None:
+        self.talk, self.rank, self.size, self.in_step = talk, rank, size, in_step
+
+    def gather(self, value: Any) -> list[Any]:
+        return self.talk.gather(value)[:: self.talk.size // self.size]
+
+
 class Distributed:
     """One of several processes; the same methods."""
 
@@ -156,7 +169,6 @@ class Distributed:
                 f"{self.world_size} ranks"
             )
         self.data_rank, self.data_size = self.rank // tensor, self.world_size // tensor
-        self.counts = self.rank % tensor == 0  # of ranks with the same data one is counted
         self.device = find_device(settings.device)
         if self.device.type == "cuda":
             if local >= torch.cuda.device_count():
@@ -180,6 +192,7 @@ class Distributed:
         sizes = (replicas, self.world_size // (replicas * tensor), tensor)
         self.mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
         self.shares_weights = settings.parallel == "fsdp"
+        self.looking = DataRanks(self.talk, self.data_rank, self.data_size, self.shares_weights)
         self.met = 0
 
     def main_first(self, action: Callable[[bool], T], share: Callable[[T], object]) -> T:
@@ -237,15 +250,10 @@ class Distributed:
             return forward.no_sync()
         return nullcontext()
 
-    def count(self, *values: int) -> list[int]:
-        total = torch.tensor(values, dtype=torch.int64) * self.counts
+    def count(self, n: int, *flags: bool) -> list[int]:
+        total = torch.tensor([n * self._speaks(DATA), *flags], dtype=torch.int64)
         torch.distributed.all_reduce(total)
         return total.tolist()
-
-    def sum(self, value: Tensor) -> Tensor:
-        total = value.detach() * self.counts
-        torch.distributed.all_reduce(total)
-        return total
 
     def any(self, flag: bool) -> bool:
         seen = torch.tensor(int(flag))
@@ -256,7 +264,9 @@ class Distributed:
         return self.talk.gather(value)
 
     @torch.no_grad()
-    def clip(self, model: nn.Module, max_norm: float) -> Float[Tensor, ""]:
+    def clip(
+        self, model: nn.Module, max_norm: float, *sums: Tensor
+    ) -> tuple[Float[Tensor, ""], list[Tensor]]:
         grads: list[Tensor] = []
         apart: dict[tuple[str, ...], list[Tensor]] = {}
         for p in model.parameters():
@@ -265,15 +275,28 @@ class Distributed:
                 grads.append(local(p.grad))
                 norm = torch.linalg.vector_norm(grads[-1], dtype=torch.float32)
                 apart.setdefault(cut_along(p.grad), []).append(norm)
-        parts = [torch.linalg.vector_norm(torch.stack(norms)) for norms in apart.values()]
-        for i, names in enumerate(apart):
-            for name in names:
-                square = parts[i].square()
-                torch.distributed.all_reduce(square, group=self.mesh.get_group(name))
-                parts[i] = square.sqrt()
+        norms = {cut: torch.linalg.vector_norm(torch.stack(parts)) for cut, parts in apart.items()}
+        told = [value.double().flatten() * self._speaks(DATA) for value in sums]
+        told += [norms[cut].double().square()[None] * self._speaks(cut) for cut in norms if cut]
+        found = self._sum_all(told)
+        squares = iter(found[len(sums) :])
+        parts = [next(squares).sqrt()[0].float() if cut else norm for cut, norm in norms.items()]
         norm = parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
         scale_gradients(grads, norm, max_norm)
-        return norm
+        return norm, [total.to(own.dtype).view_as(own) for own, total in zip(sums, found, strict=False)]
+
+    def _sum_all(self, values: list[Tensor]) -> list[Tensor]:
+        """Vectors of one dtype, each summed over all ranks."""
+        if not values:
+            return []
+        together = torch.cat(values)
+        torch.distributed.all_reduce(together)
+        return list(together.split([len(value) for value in values]))
+
+    def _speaks(self, cut: tuple[str, ...]) -> bool:
+        """Whether this is the first of the ranks that hold one part of what is cut along these dimensions."""
+        places = zip(self.mesh.mesh_dim_names or (), self.mesh.get_coordinate() or (), strict=True)
+        return all(name in cut or place == 0 for name, place in places)
 
     def hurry(self) -> None:
         wanted = timedelta(seconds=self.settings.rank_timeout)

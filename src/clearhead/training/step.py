@@ -27,6 +27,7 @@ from clearhead.training.learner import Learner
 from clearhead.training.norms import find_idle, to_host
 from clearhead.training.parallel import Distributed, Single
 from clearhead.training.recipe import TrainConfig
+from clearhead.training.sharded import local
 from clearhead.training.tasks import Task
 
 Parallel = Single | Distributed
@@ -39,7 +40,18 @@ class StepResult:
     loss: float
     norm: float
     n_targets: int
+    seconds: float  # from when its batches were asked for
     watched: dict[str, float]  # norms of the model's parts, idle units and experts, at the steps that look
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A step that can be taken: this rank's batches, target tokens of all ranks, and when that began."""
+
+    step: int
+    batches: list[Batch]
+    n_targets: int
+    started: float
 
 
 class Stepper:
@@ -61,15 +73,32 @@ class Stepper:
         self.compiled = self._choose_compile()
         self.forward: Callable[..., Tensor] = torch.compile(self.wrapped) if self.compiled else self.wrapped
         self.ahead = Ahead(self._batches)
+        self.ready: Ready | None = None
         self.skipped = 0  # steps in a row that were left out
+
+    @property
+    def settled(self) -> bool:
+        """Whether no later step compiles. A rank that meets a new length of batch may, while others wait."""
+        return not (self.compiled and self.task.lengths_vary)
+
+    def agree(self, step: int, *flags: bool) -> list[int]:
+        """Make a step ready; on how many ranks each flag is set. What is told of both travels at once."""
+        started = time.perf_counter()
+        batches = self.ahead.get(step)
+        n_targets, *said = self.parallel.count(sum(self.task.n_targets(batch) for batch in batches), *flags)
+        self.ready = Ready(step, batches, n_targets, started)
+        return said
 
     def take(self, step: int) -> StepResult:
         """Forward and backward over the micro-batches, the finite check, the update."""
-        batches = self.ahead.get(step)
-        (n_targets,) = self.parallel.count(sum(self.task.n_targets(batch) for batch in batches))
+        if self.ready is None or self.ready.step != step:
+            self.agree(step)
+        assert self.ready is not None
+        ready, self.ready = self.ready, None
+        batches, n_targets = ready.batches, ready.n_targets
         total, loads = self._gradients(step, batches, max(n_targets, 1))
-        norm = self.parallel.clip(self.model, self.settings.clip or math.inf)
-        total = self.parallel.sum(total)
+        load = [torch.stack(loads).sum(0)] if loads else []
+        norm, (total, *load) = self.parallel.clip(self.model, self.settings.clip or math.inf, total, *load)
         loss_value, norm_value = torch.stack([total, norm]).tolist()  # the step's one wait for the device
         watched: dict[str, Tensor] = {}
         if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
@@ -80,13 +109,14 @@ class Stepper:
             watch = self.settings.norms_every and (step + 1) % self.settings.norms_every == 0
             watched = self.learner.move(loss_value, norm_value, bool(watch))
             self.skipped = 0
-            if loads:
-                correct_balance(self.model, self.parallel.sum(torch.stack(loads).sum(0)))
+            if load:
+                correct_balance(self.model, load[0])
         self.learner.optimizer.zero_grad(set_to_none=True)
         if watched:
             batch = batches[0].to(self.device)
             watched |= find_idle(self.model, lambda routing: self.task.loss(self.model, batch, routing))
-        return StepResult(loss_value, norm_value, n_targets, to_host(watched))
+        seconds = time.perf_counter() - ready.started
+        return StepResult(loss_value, norm_value, n_targets, seconds, to_host(watched))
 
     def compile(self, step: int) -> None:
         """Compile, if that is chosen, with the first batch of a step, so that no step's time contains it."""
@@ -113,7 +143,11 @@ class Stepper:
     def _batches(self, step: int) -> list[Batch]:
         """What this rank learns from in a step: some of the micro-batches, or its rows of each."""
         first, share = step * self.settings.accumulation, self.share
-        return [self.task.batch(first + i, share.part, share.parts) for i in share.micro_batches]
+        batches = [self.task.batch(first + i, share.part, share.parts) for i in share.micro_batches]
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):  # a new thread stands at the first GPU
+                batches = [batch.pinned() for batch in batches]
+        return batches
 
     def _gradients(
         self, step: int, batches: list[Batch], n_targets: int
@@ -146,8 +180,9 @@ class Stepper:
 
     def _refuse(self, step: int, loss: float) -> None:
         """A loss or a gradient is not finite: no update; stop, or skip a bounded number of times in a row."""
-        bad = [name for name in self.parallel.gather(first_nonfinite_gradient(self.model)) if name]
-        culprit = "the loss" if not math.isfinite(loss) else bad[0]
+        first = min(self.parallel.gather(first_nonfinite_gradient(self.model)))
+        named = [f"the gradient of {name}" for name, _ in self.model.named_parameters()]
+        culprit = "the loss" if not math.isfinite(loss) else [*named, "the gradient's norm"][first]
         message = f"step {step + 1}: {culprit} is not finite; no update was made"
         if self.settings.on_nonfinite == "stop":
             raise ValueError(f"{message}; lower train.lr or train.clip, or set train.on_nonfinite=skip")
@@ -179,9 +214,12 @@ def dropout_seed(seed: int, step: int, first_sample: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1  # a non-negative 64-bit integer
 
 
-def first_nonfinite_gradient(model: nn.Module) -> str:
-    """The name of the first parameter whose gradient has an infinite or NaN value."""
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-            return f"the gradient of {name}"
-    return "the gradient's norm"
+def first_nonfinite_gradient(model: nn.Module) -> int:
+    """Which of the model's parameters, counted from 0, is the first whose gradient is not finite somewhere in
+    the part that is here; the number of parameters if none is.
+    """
+    number = -1
+    for number, parameter in enumerate(model.parameters()):
+        if parameter.grad is not None and not torch.isfinite(local(parameter.grad)).all():
+            return number
+    return number + 1

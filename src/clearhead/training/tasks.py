@@ -8,7 +8,7 @@ the two that learn from running text, cut into windows of one length; the others
     Masked       an encoder learns the tokens that were hidden
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Protocol, runtime_checkable
@@ -26,7 +26,17 @@ from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.text.frame import role
 from clearhead.training.data import END_OF_TEXT, PreparedData, data_folder, prepare_data
 from clearhead.training.demands import DEMANDS, Objective, fit_head
-from clearhead.training.evaluate import Forward, Totals, evaluate, evaluating, outputs_of, perplexity
+from clearhead.training.evaluate import (
+    UNSHARED,
+    Forward,
+    Sharers,
+    Totals,
+    evaluate,
+    evaluating,
+    first_batches,
+    outputs_of,
+    perplexity,
+)
 from clearhead.training.example_data import prepare_examples
 from clearhead.training.example_tasks import (
     Answers,
@@ -54,6 +64,7 @@ class Task(Protocol):
     tokenizer: AnyTokenizer
     fingerprint: str  # names the very bytes of the training examples
     targets_per_batch: int  # how many targets a batch has, on average
+    lengths_vary: bool  # whether batches have different lengths
 
     def batch(self, index: int, part: int = 0, parts: int = 1) -> Batch:
         """Batch number `index` of the run, or of its rows the `part`-th of `parts` equal shares."""
@@ -67,9 +78,9 @@ class Task(Protocol):
         """The sum of the losses of the batch's targets, in nats."""
         ...
 
-    def evaluate(self, model: Transformer, whole: bool) -> dict[str, float]:
+    def evaluate(self, model: Transformer, whole: bool, sharers: Sharers = UNSHARED) -> dict[str, float]:
         """The model on the validation examples, all or a part of them: `validation_loss`, a total over a
-        total, comes first.
+        total, comes first. `sharers` look together, and each hears all of it.
         """
         ...
 
@@ -80,6 +91,8 @@ class Task(Protocol):
 
 class _Windows:
     """Running text in windows of one length, and the loss of each token that is asked for."""
+
+    lengths_vary = False
 
     def __init__(self, data: PreparedData, settings: TrainConfig) -> None:
         self.data, self.settings = data, settings
@@ -117,7 +130,7 @@ class NextToken(_Windows):
         if settings.sample_every:
             self.tokenizer.encode(settings.sample_prompt)  # it can be one that has no tokens
 
-    def evaluate(self, model: Transformer, whole: bool) -> dict[str, float]:
+    def evaluate(self, model: Transformer, whole: bool, sharers: Sharers = UNSHARED) -> dict[str, float]:
         settings = self.settings
         result = evaluate(
             model,
@@ -126,6 +139,7 @@ class NextToken(_Windows):
             context_length=settings.context_length,
             max_tokens=None if whole else settings.eval_tokens,
             document_mask=settings.document_mask,
+            sharers=sharers,
         )
         return {
             "validation_loss": result.loss,
@@ -163,30 +177,33 @@ class Masked(_Windows):
     def shown(self, windows: Batch) -> Batch:
         return self._hide(windows, self.settings.seed)
 
-    def evaluate(self, model: Transformer, whole: bool) -> dict[str, float]:
+    def evaluate(self, model: Transformer, whole: bool, sharers: Sharers = UNSHARED) -> dict[str, float]:
         device = next(model.parameters()).device
-        length, shards = self.settings.context_length, self.data.validation
-        lead = 0 if shards.end_of_text is None else 1  # the token that stands before the first
-        totals, seen = Totals(), 0
+        totals, limit = Totals(), None if whole else self.settings.eval_tokens
         with evaluating(model):
-            for windows in evaluation_batches(
-                shards, self.settings.batch_size, length, self.settings.document_mask
-            ):
-                places = windows.first_sample * length + torch.arange(windows.inputs.numel())
-                real = (places < shards.n_tokens + lead).view(windows.inputs.shape)
-                batch = self._hide(replace(windows, mask=real), seed=0).to(device)
+            for windows, counts in sharers.part(first_batches(self._validation(), limit)):
+                batch = self._hide(windows, seed=0).to(device)
                 logits = outputs_of(model, batch)
                 loss, n = token_loss(logits, batch.targets)
-                totals.add(loss, n, (logits.argmax(-1) == batch.targets).sum())
-                seen += int(real.sum())
-                if not whole and seen >= self.settings.eval_tokens:
-                    break
-        total, count, right = totals.read()
+                if counts:
+                    totals.add(loss, n, (logits.argmax(-1) == batch.targets).sum())
+        total, count, right = totals.read(sharers)
         loss, accuracy = total / max(count, 1), right / max(count, 1)
         return {"validation_loss": loss, "perplexity": perplexity(loss), "accuracy": accuracy}
 
     def sample(self, model: Transformer) -> None:
         return None
+
+    def _validation(self) -> Iterator[Batch]:
+        """Validation text in windows, with a mask that leaves out what is no part of it."""
+        settings, shards = self.settings, self.data.validation
+        n_tokens = shards.n_tokens + (shards.end_of_text is not None)  # with the one that stands before it
+        for windows in evaluation_batches(
+            shards, settings.batch_size, settings.context_length, settings.document_mask
+        ):
+            first = windows.first_sample * settings.context_length
+            places = first + torch.arange(windows.inputs.numel()).view(windows.inputs.shape)
+            yield replace(windows, mask=places < n_tokens)
 
     def _hide(self, windows: Batch, seed: int) -> Batch:
         special = torch.isin(windows.inputs, self.special)
