@@ -39,7 +39,8 @@ LEFT_TO_MAKE_TEST = {
     "test_experts", "test_families", "test_families_encoders", "test_families_experts", "test_formats",
     "test_incremental", "test_invariants", "test_learner", "test_learning", "test_loop",
     "test_mistakes", "test_older_files", "test_prepare", "test_probe", "test_provenance",
-    "test_published_sizes", "test_recipe", "test_record", "test_selfcheck", "test_shapes", "test_sweep",
+    "test_published_sizes", "test_recipe", "test_record", "test_selfcheck", "test_shapes",
+    "test_shared_work", "test_sweep",
     "test_tasks", "test_tokenizer", "test_twins",
 }  # fmt: skip
 
