@@ -17,7 +17,7 @@ FILES = {
         tokenizer_json formats usage tokenizer pieces sentencepiece
         older_files foreign frame sandbox chat corpus compressors shards prepare spread batches
         examples rows example_files token_files encode_examples padded""",
-    "model": """config_fields config_parts config tap products layers initial position cache attention
+    "model": """config_fields config_parts config tap products layers initial position cache masks attention
         grouped experts block heads stack transformer summary""",
     "published": """course mapping quirks families families_experts families_encoders
         families_encoder_decoders storage weights layout

@@ -1,9 +1,11 @@
 """Every number of every architecture follows from the numbers its cell names."""
 
+import itertools
 import math
 import random
 
 import pytest
+import torch
 
 from clearhead.inspector.provenance import Unknown, explain, recompute
 from clearhead.inspector.trace import Trace, trace
@@ -44,6 +46,32 @@ def test_in_float32_the_tolerance_is_kept(name: str) -> None:
         for index in cells_of(t, value, 2):
             cell = explain(t, value, index)
             assert abs(recompute(cell) - cell.value) <= max(cell.tolerance, 2e-6), cell.to_dict()
+
+
+@pytest.mark.parametrize("name", ["mha rotary", "latent", "mqa window"])
+def test_the_reason_is_the_same_for_a_mask_by_name_and_one_spelled_out(name: str) -> None:
+    """A text without padding is causal by name; a padding mask that hides nothing says as much key by key."""
+    model = animal(name)
+    given = inputs(model)
+    plain, spelled = (
+        trace(model, **given),
+        trace(model, **given, mask=torch.ones(given["tokens"].shape).bool()),
+    )
+    value = "decoder.blocks.0.attn.weights"
+    assert name == "mqa window" or plain.given["decoder.blocks.0.attn"]["mask"] == "causal"
+    length, reasons = plain.values[value].shape[-1], set()
+    for t, s in itertools.product(range(length), repeat=2):
+        one, other = (explain(made, value, (1, 0, t, s)) for made in (plain, spelled))
+        assert one.made.params["allowed"] == other.made.params["allowed"]
+        assert one.made.params["allowed"][: t + 1] == [
+            name != "mqa window" or t - j < 3 for j in range(t + 1)
+        ]
+        assert not any(one.made.params["allowed"][t + 1 :]) and one.made.note == other.made.note
+        reasons.add(one.made.note)
+    expected = {"", "masked: the key comes after the query (causal)"}
+    assert reasons == expected | (
+        {"masked: the key is outside the window"} if name == "mqa window" else set()
+    )
 
 
 def test_a_foreign_module_opens() -> None:

@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from clearhead.model.attention import Attention, attend, causal_mask, masked_softmax
+from clearhead.model.attention import Attention, attend, masked_softmax
+from clearhead.model.config import ModelConfig
+from clearhead.model.config_parts import LatentConfig
+from clearhead.model.masks import causal_mask
 from clearhead.model.position import Rotary
 from clearhead.model.tap import listen
+from clearhead.model.transformer import Transformer
 from reference import course_model
 from reference.naive_attention import naive_attention
 
@@ -95,22 +99,6 @@ def test_query_heads_use_their_group_in_repeat_interleave_order() -> None:
         torch.testing.assert_close(mixed[0, :, 0, 0], torch.tensor([10.0, 10.0, 20.0, 20.0]))
 
 
-def test_causal_masks_are_aligned_at_the_bottom_right() -> None:
-    """With S keys and T new queries, query t sees keys 0 .. S - T + t."""
-    mask = causal_mask(torch.arange(5, 8), torch.arange(8))
-    assert mask.tolist() == [[s <= 5 + t for s in range(8)] for t in range(3)]
-
-
-def test_token_5_of_10_uses_5_scores() -> None:
-    mask = causal_mask(torch.arange(10), torch.arange(10))
-    assert mask[4].sum() == 5 and not mask.triu(1).any()
-
-
-def test_a_window_of_w_holds_w_keys_itself_included() -> None:
-    mask = causal_mask(torch.arange(6), torch.arange(6), window=3)
-    assert mask.int().tolist() == [[int(0 <= i - j < 3) for j in range(6)] for i in range(6)]
-
-
 def gradients(inputs: tuple[Tensor, ...], output: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad((output * weight).sum(), inputs)
 
@@ -133,6 +121,183 @@ def test_both_faces_have_the_same_gradients(n_kv_heads: int, dtype: torch.dtype)
         assert a.isfinite().all()
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-5)
     assert (fused[0][0, :, 2] == 0).all() and (explained[0][0, :, 2] == 0).all()
+
+
+def bottom_right(n_queries: int, n_keys: int) -> Tensor:
+    """Query t sees the keys 0 .. S - T + t."""
+    rows = [[s <= n_keys - n_queries + t for s in range(n_keys)] for t in range(n_queries)]
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 4), (2, 3, 4)])
+@pytest.mark.parametrize("lengths", [(6, 6), (1, 1), (3, 7), (5, 2)])
+@pytest.mark.parametrize("extra", ["nothing", "bias", "scale", "softcap", "sinks"])
+def test_causal_by_name_is_the_causal_mask(lead: tuple, lengths: tuple, extra: str) -> None:
+    """In both faces, in any dimensions, with groups, whatever comes with it: as plain loops have it."""
+    n_queries, n_keys = lengths
+    kv_lead = (*lead[:-1], lead[-1] // 2) if len(lead) > 1 else lead
+    q, k, v = draw(*lead, n_queries, 5), draw(*kv_lead, n_keys, 5), draw(*kv_lead, n_keys, 3)
+    every = {
+        "bias": draw(n_queries, n_keys),
+        "scale": 0.3,
+        "softcap": 2.0,
+        "sinks": draw(*(lead or (1,))[-1:]),
+    }
+    options = {name: value for name, value in every.items() if name == extra and (lead or name != "sinks")}
+    fused = attend(q, k, v, "causal", **options)
+    explained, weights = attend(q, k, v, "causal", return_weights=True, **options)
+    mask = bottom_right(n_queries, n_keys)
+    expected, expected_weights = naive_attention(q, k, v, mask, **options)
+    torch.testing.assert_close(fused, expected.float(), **TOLERANCE)
+    torch.testing.assert_close(explained, expected.float(), **TOLERANCE)
+    torch.testing.assert_close(weights, expected_weights.float(), **TOLERANCE)
+    assert (weights[..., ~mask] == 0).all()
+
+
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+def test_causal_by_name_has_the_gradients_of_the_mask(n_kv_heads: int) -> None:
+    """Fused and explained, by name and by tensor: the gradients that differences of plain loops give."""
+    q = draw(1, 4, 3, 2, grad=True, dtype=torch.float64)
+    k = draw(1, n_kv_heads, 3, 2, grad=True, dtype=torch.float64)
+    v = draw(1, n_kv_heads, 3, 3, grad=True, dtype=torch.float64)
+    weight, mask = draw(1, 4, 3, 3, dtype=torch.float64), bottom_right(3, 3)
+
+    def by_differences(x: Tensor, step: float = 1e-5) -> Tensor:
+        found = torch.zeros_like(x)
+        for place in range(x.numel()):
+            sides = []
+            for sign in (1, -1):
+                moved = x.detach().clone()
+                moved.view(-1)[place] += sign * step
+                inputs = [moved if other is x else other.detach() for other in (q, k, v)]
+                sides.append((naive_attention(*inputs, mask)[0] * weight).sum())
+            found.view(-1)[place] = (sides[0] - sides[1]) / (2 * step)
+        return found
+
+    expected = [by_differences(x) for x in (q, k, v)]
+    for given_mask in ("causal", mask):
+        for explained in (False, True):
+            mixed = attend(q, k, v, given_mask, return_weights=explained)
+            mixed = mixed[0] if explained else mixed
+            for found, wanted in zip(gradients((q, k, v), mixed, weight), expected, strict=True):
+                torch.testing.assert_close(found, wanted, **TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_causal_by_name_over_many_keys(dtype: torch.dtype) -> None:
+    """Long enough for several blocks of the kernel: the values and gradients of the mask."""
+    shapes = ((2, 6, 300, 16), (2, 3, 300, 16), (2, 3, 300, 16))
+    q, k, v = (draw(*shape, grad=True, dtype=dtype) for shape in shapes)
+    weight = draw(2, 6, 300, 16, dtype=dtype)
+    tolerance = TOLERANCE if dtype == torch.float32 else {"atol": 0.03, "rtol": 0.02}
+    by_mask = attend(q, k, v, bottom_right(300, 300))
+    expected = gradients((q, k, v), by_mask, weight)
+    for mixed in (attend(q, k, v, "causal"), attend(q, k, v, "causal", return_weights=True)[0]):
+        torch.testing.assert_close(mixed, by_mask, **tolerance)
+        for found, wanted in zip(gradients((q, k, v), mixed, weight), expected, strict=True):
+            torch.testing.assert_close(found, wanted, **tolerance)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the fused kernel is asked for, call by call: "causal", "mask" or "all"."""
+    asked: list[str] = []
+    fused = F.scaled_dot_product_attention
+
+    def spy(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+        asked.append("causal" if is_causal else "all" if attn_mask is None else "mask")
+        return fused(q, k, v, attn_mask, dropout_p, is_causal, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    return asked
+
+
+def test_the_kernel_is_told_causal_only_where_it_means_the_same(kernel: list[str]) -> None:
+    """It aligns at the top left, where new queries would not see the keys before them."""
+    q, k, v = draw(2, 3, 4, 8), draw(2, 3, 6, 8), draw(2, 3, 6, 5)
+    top_left = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(top_left, attend(q, k, v, torch.ones(4, 6).tril().bool()), **TOLERANCE)
+    assert (top_left - attend(q, k, v, bottom_right(4, 6))).abs().max() > 0.1
+    kernel.clear()
+    attend(q, k, v, "causal")
+    attend(q, k[:, :, :3], v[:, :, :3], "causal")
+    attend(q, k[:, :, :4], v[:, :, :4], "causal")
+    attend(q, k[:, :, :4], v[:, :, :4], "causal", bias=draw(4, 4))
+    attend(q, k[:, :, :4], v[:, :, :4], bottom_right(4, 4))
+    attend(q, k, v)
+    assert kernel == ["mask", "mask", "causal", "mask", "mask", "all"]
+    attend(q, k[:, :, :4], v[:, :, :4], "causal", return_weights=True)
+    attend(q, k[:, :, :4], v[:, :, :4], "causal", softcap=2.0)
+    attend(q, k[:, :, :4], v[:, :, :4], "causal", sinks=draw(3))
+    assert len(kernel) == 6  # step by step
+
+
+PASSES = {
+    "a text": ({}, {}, "causal causal"),
+    "grouped heads": ({"n_kv_heads": 1, "qk_norm": "head", "fused_qkv": True}, {}, "causal causal"),
+    "a text of one token": ({}, {"tokens": 1}, "causal causal"),
+    "explicit positions": ({}, {"positions": torch.arange(3, 10)}, "causal causal"),
+    "a window as long as the text": ({"window": 7}, {}, "causal causal"),
+    "a longer window": ({"window": 8}, {}, "causal causal"),
+    "a shorter window": ({"window": 6}, {}, "mask mask"),
+    "a shorter window in one layer": ({"window": 6, "windowed_layers": (False, True)}, {}, "causal mask"),
+    "padding": ({}, {"mask": torch.arange(7) > torch.tensor([[2], [0]])}, "mask mask"),
+    "a padding mask without padding": ({}, {"mask": torch.ones(2, 7, dtype=torch.bool)}, "mask mask"),
+    "documents": ({}, {"documents": torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 2)}, "mask mask"),
+    "relative positions": ({"positions": "relative"}, {}, "mask mask"),
+    "a soft-cap": ({"attn_softcap": 3.0}, {}, ""),
+    "sinks": ({"attn_sinks": True}, {}, ""),
+    "an encoder": ({"shape": "encoder", "head": "masked"}, {}, "all all"),
+    "latent attention": (
+        {"latent": LatentConfig(q_rank=None, kv_rank=5, d_plain=4, d_rotary=2, d_value=3)}, {},
+        "causal causal",
+    ),
+    "latent attention, one token": (
+        {"latent": LatentConfig(q_rank=None, kv_rank=5, d_plain=4, d_rotary=2, d_value=3)},
+        {"tokens": 1}, "all all",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_which_passes_are_causal_by_name(name: str, kernel: list[str]) -> None:
+    """Those without anything else to say; and all give what the masks spelled out give."""
+    changes, given_too, expected = PASSES[name]
+    sizes = {"vocab_size": 31, "max_len": 16, "d_model": 12, "n_layers": 2, "n_heads": 2, "d_ff": 20}
+    model = Transformer(ModelConfig(**(sizes | changes)), seed=1)
+    tokens = torch.randint(31, (2, given_too.get("tokens", 7)))
+    options = {key: value for key, value in given_too.items() if key != "tokens"}
+    found = model(tokens, **options)
+    assert kernel == expected.split()
+    with listen(lambda name, value: value):  # step by step
+        torch.testing.assert_close(found, model(tokens, **options), **TOLERANCE)
+
+
+def test_a_cache_is_never_causal_by_name(kernel: list[str]) -> None:
+    """Neither the first chunk, whose cache has room for more, nor later ones; also when they fill it."""
+    sizes = {"vocab_size": 31, "max_len": 16, "d_model": 12, "n_layers": 2, "n_heads": 2, "d_ff": 20}
+    model, tokens = Transformer(ModelConfig(**sizes), seed=1), torch.randint(31, (2, 8))
+    with torch.no_grad():
+        whole = model(tokens)
+        kernel.clear()
+        cache = model.new_cache(2, 8)
+        parts = [model(part, cache=cache) for part in tokens.split([4, 3, 1], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, **TOLERANCE)
+        full = model(tokens, cache=model.new_cache(2, 8))
+        torch.testing.assert_close(full, whole, **TOLERANCE)
+    assert kernel == ["mask"] * 8
+
+
+def test_the_two_sides_of_an_encoder_decoder(kernel: list[str]) -> None:
+    """The encoder sees all, the decoder what came before, and the source whole or without its padding."""
+    config = ModelConfig(
+        vocab_size=31, max_len=16, d_model=12, n_layers=1, n_heads=2, d_ff=20, shape="encoder-decoder"
+    )
+    model = Transformer(config, seed=1)
+    tokens, source = torch.randint(31, (2, 5)), torch.randint(31, (2, 7))
+    model(tokens, source=source)
+    model(tokens, source=source, source_mask=torch.arange(7) < torch.tensor([[7], [4]]))
+    assert kernel == ["all", "causal", "all", "mask", "causal", "mask"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -255,6 +420,8 @@ def test_a_mask_must_be_boolean() -> None:
     for mask in (torch.zeros(3, 5), torch.ones(3, 5, dtype=torch.long)):
         with pytest.raises(ValueError, match="not boolean"):
             attend(q, k, v, mask)
+    with pytest.raises(ValueError, match="the mask 'full' is unknown; give 'causal' or a boolean tensor"):
+        attend(q, k, v, "full")
 
 
 # The module
@@ -276,9 +443,12 @@ def test_multihead_self_attention() -> None:
     """Causal, without positions, against the course's formula."""
     weights, x = course_attention_weights(12), draw(2, 7, 12)
     places = torch.arange(7)
-    mixed = attention_with_course_weights(weights, 12, 3)(x, mask=causal_mask(places, places))
-    expected = course_model.attention(x, weights, n_heads=3, theta=None)
-    torch.testing.assert_close(mixed, expected, **TOLERANCE)
+    module, expected = (
+        attention_with_course_weights(weights, 12, 3),
+        course_model.attention(x, weights, 3, None),
+    )
+    for mask in (causal_mask(places, places), "causal"):
+        torch.testing.assert_close(module(x, mask=mask), expected, **TOLERANCE)
 
 
 def test_multihead_self_attention_with_rope() -> None:

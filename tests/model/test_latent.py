@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from clearhead.inspector.record import record
-from clearhead.model.attention import LatentAttention, attend_folded, attend_unfolded, causal_mask
+from clearhead.model.attention import LatentAttention, attend_folded, attend_unfolded
 from clearhead.model.config import ModelConfig
 from clearhead.model.config_parts import LatentConfig
+from clearhead.model.masks import causal_mask
 from clearhead.model.position import Rotary, rotate
 from clearhead.model.summary import summarise
 from clearhead.model.transformer import Transformer

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from clearhead.model.attention import causal_mask
 from clearhead.model.block import Block
 from clearhead.model.config import ModelConfig
 from clearhead.model.layers import LayerNorm, RMSNorm
+from clearhead.model.masks import causal_mask, mask_of_pass
 from clearhead.model.position import Rotary
 from clearhead.model.stack import Stack
 from clearhead.model.transformer import Transformer
@@ -354,7 +354,7 @@ def test_a_stack_that_is_not_causal_sees_both_sides() -> None:
     config = build().config
     stack = randomised(Stack(config, causal=False))
     places, x = torch.arange(6), torch.randn(2, 6, 24)
-    assert stack.mask(places, places) is None
+    assert mask_of_pass(False, places, places) is None
     mask = torch.tensor([[True] * 4 + [False] * 2, [True] * 6])
     out = stack(x, mask=mask)
     torch.testing.assert_close(out[:1, :4], stack(x[:1, :4]), **TOLERANCE)
@@ -362,9 +362,11 @@ def test_a_stack_that_is_not_causal_sees_both_sides() -> None:
     documents = torch.tensor([[0, 0, 0, 1, 1, 1]]).expand(2, 6)
     packed = stack(x, documents=documents)
     torch.testing.assert_close(packed[:, 3:], stack(x[:, 3:]), **TOLERANCE)
-    narrow = randomised(Stack(config.replace(window=2), causal=False))
-    near = narrow.mask(places, places, window=2)
-    assert near is not None and near[3].tolist() == [False, True, True, True, True, True]
+    narrow = randomised(Stack(config.replace(window=2, n_layers=1), causal=False))
+    moved = (narrow(x) - narrow(torch.cat([x[:, 1:2], x[:, 1:]], 1))).abs().amax((0, 2))
+    assert (moved[:3] > 1e-4).all() and (moved[3:] < 1e-6).all()
+    near = mask_of_pass(False, places, places, window=2)
+    assert isinstance(near, Tensor) and near[3].tolist() == [False, True, True, True, True, True]
 
 
 # Mistakes
@@ -497,6 +499,25 @@ def test_taps_leave_no_operation(graphs: Graphs, monkeypatch: pytest.MonkeyPatch
     torch.compile(model, backend=graphs, fullgraph=True)(tokens)
     with_taps, without = graphs.operations()
     assert with_taps == without
+
+
+@pytest.mark.compiled
+def test_a_window_that_hides_nothing_is_seen_at_a_fixed_length_only(graphs: Graphs) -> None:
+    """A length that may vary is asked nothing; one that is fixed decides, and the kernel knows its mask."""
+    model = build(window=6, n_layers=1)
+
+    def causal_by_name(length: int, dynamic: bool) -> bool:
+        torch._dynamo.reset()
+        graphs.graphs.clear()
+        tokens = some_tokens(3, length)
+        fast = torch.compile(model, backend=graphs, fullgraph=True, dynamic=dynamic)
+        torch.testing.assert_close(fast(tokens), model(tokens), **TOLERANCE)
+        fused = torch.nn.functional.scaled_dot_product_attention
+        (call,) = (node for graph in graphs.graphs for node in graph.graph.nodes if node.target is fused)
+        return call.args[3] is None and call.args[5] is True
+
+    assert [causal_by_name(length, False) for length in (5, 6, 7)] == [True, True, False]
+    assert not causal_by_name(5, True)
 
 
 inductor = pytest.mark.filterwarnings(

@@ -15,6 +15,7 @@ from torch import Tensor
 from clearhead.inspector.cells import Factor, Index, Made, Place, within
 from clearhead.inspector.rules import product, same
 from clearhead.model.attention import Attention
+from clearhead.model.masks import Causal
 from clearhead.model.position import Rotation
 
 
@@ -130,10 +131,12 @@ def weights(at: Place) -> Made:
     return Made("softmax", "softmax", terms, params=params, note=note, code={"scores": "scores"})
 
 
-def cut(values: Tensor | None, index: Index, row: int) -> list[Any] | None:
+def cut(values: Tensor | Causal | None, index: Index, row: int) -> list[Any] | None:
     """The row of a mask or bias that belongs to a row of the scores (b, h, t)."""
     if values is None:
         return None
+    if isinstance(values, str):
+        return [s <= index[-2] for s in range(row)]
     place = [min(i, size - 1) for i, size in zip(index[-values.dim() : -1], values.shape[:-1], strict=True)]
     return values[tuple(place)].expand(row).tolist()
 

@@ -4,8 +4,8 @@
 
 `attend` has two faces. When nobody listens it calls the fused kernel; when a recorder listens, or the weights
 are asked for, it computes scores, weights and mix step by step and names them with `tap`. A test holds the
-two equal. Masks are boolean, True = may attend. A query that may see no key at all gets 0, with finite
-gradients.
+two equal. Masks are boolean, True = may attend; of the commonest, "causal", the kernel needs to know the name
+only. A query that may see no key at all gets 0, with finite gradients.
 
     MHA: n_kv_heads = n_heads      GQA: fewer key/value heads, each shared by      MQA: n_kv_heads = 1
     q q q q                        n_heads / n_kv_heads neighbours:                q q q q
@@ -21,42 +21,28 @@ from typing import Any, Literal, get_args, overload
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead.model.cache import LayerCache
 from clearhead.model.config import QKNorm, check_heads
 from clearhead.model.config_parts import LatentConfig
 from clearhead.model.layers import Linear, RMSNorm, widen
+from clearhead.model.masks import Causal, spelled_out
 from clearhead.model.position import Rotation, rotate
 from clearhead.model.products import linear
 from clearhead.model.tap import listening, tap
 
 
-def causal_mask(
-    queries: Int[Tensor, "*B_1 T"], keys: Int[Tensor, "*B_1 S"], window: int | None = None
-) -> Bool[Tensor, "*B_1 T S"]:
-    """Which keys a query may see, from their places in the sequence: its own and earlier ones, `window` at
-    most.
-
-    >>> causal_mask(torch.tensor([2, 3]), torch.arange(4)).int()  # two new tokens after two cached ones
-    tensor([[1, 1, 1, 0],
-            [1, 1, 1, 1]], dtype=torch.int32)
-    """
-    distance = queries[..., :, None] - keys[..., None, :]
-    mask = distance >= 0
-    return mask if window is None else mask & (distance < window)
-
-
 @overload
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Causal | None = None, *, scale: float | None = None,
     bias: Tensor | None = None, softcap: float | None = None, sinks: Tensor | None = None,
     dropout: float = 0.0, return_weights: Literal[False] = False,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Causal | None = None, *, scale: float | None = None,
     bias: Tensor | None = None, softcap: float | None = None, sinks: Tensor | None = None,
     dropout: float = 0.0, return_weights: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
@@ -64,7 +50,7 @@ def attend(
     q: Float[Tensor, "*heads T K"],
     k: Float[Tensor, "*kv_heads S K"],
     v: Float[Tensor, "*kv_heads S K_v"],
-    mask: Bool[Tensor, "*#mask #T #S"] | None = None,
+    mask: Bool[Tensor, "*#mask #T #S"] | Causal | None = None,
     *,
     scale: float | None = None,
     bias: Float[Tensor, "*#bias #T #S"] | None = None,
@@ -76,11 +62,13 @@ def attend(
     """Scaled dot-product attention over any leading dimensions: softmax(q k^T * scale) v.
 
     With batch and head dimensions before T, q may have more heads than k and v: query head h uses key/value
-    head h // (H / G). `mask`: True = may attend, broadcasts to the scores. `scale`: 1/sqrt(K) if None.
-    `softcap` c squashes the scores to c tanh(score / c); `bias` is added after that; `sinks`, one logit per
-    head, join the softmax and are dropped; `dropout` is the share of weights set to zero (give 0 outside
-    training). Returns the mix, and with `return_weights` also the weights before dropout, which are exactly 0
-    where masked. Raises ValueError when the arguments do not fit together.
+    head h // (H / G). `mask`: True = may attend, broadcasts to the scores; "causal": the queries are those of
+    the last T keys, and see themselves and what came before. `scale`: 1/sqrt(K) if None. `softcap` c squashes
+    the scores to c tanh(score / c); `bias` is added after that; `sinks`, one logit per head, join the softmax
+    and are dropped; `dropout` is the share of weights set to zero (give 0 outside training).
+
+    Returns the mix, and with `return_weights` also the weights before dropout, which are exactly 0 where
+    masked. Raises ValueError when the arguments do not fit together.
     """
     check_fit(q, k, v, mask, bias, sinks)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -94,7 +82,7 @@ def attend(
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
-    weights = tap("weights", masked_softmax(scores, mask, sinks))
+    weights = tap("weights", masked_softmax(scores, spelled_out(mask, q, k), sinks))
     mixed = F.dropout(weights, dropout).to(v.dtype) @ v
     return (mixed, weights) if return_weights else mixed
 
@@ -125,16 +113,20 @@ def fused_attention(
     q: Float[Tensor, "*heads T K"],
     k: Float[Tensor, "*kv_heads S K"],
     v: Float[Tensor, "*kv_heads S K_v"],
-    mask: Bool[Tensor, "*#mask #T #S"] | None,
+    mask: Bool[Tensor, "*#mask #T #S"] | Causal | None,
     scale: float,
     bias: Float[Tensor, "*#bias #T #S"] | None,
     dropout: float,
 ) -> Float[Tensor, "*heads T K_v"]:
     """The same mix from PyTorch's fused kernel, which never holds the T x S weights."""
+    causal = False
+    if isinstance(mask, str) and bias is None and q.shape[-2] == k.shape[-2]:
+        mask, causal = None, True  # torch aligns its own at the top left: the same where T = S
+    mask = spelled_out(mask, q, k)
     if bias is not None:
         mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
     grouped = k.shape[:-2] != q.shape[:-2]
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scale, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=grouped)
 
 
 def share_heads(x: Float[Tensor, "*kv_heads S K_x"], q: Float[Tensor, "*heads T K"]) -> Float[Tensor, "..."]:
@@ -145,7 +137,7 @@ def share_heads(x: Float[Tensor, "*kv_heads S K_x"], q: Float[Tensor, "*heads T 
 
 
 def check_fit(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | str | None, bias: Tensor | None, sinks: Tensor | None
 ) -> None:
     """Raise ValueError, with all shapes, unless the arguments of `attend` fit together."""
     problem = find_misfit(q, k, v, mask, bias, sinks)
@@ -154,7 +146,7 @@ def check_fit(
 
 
 def find_misfit(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | str | None, bias: Tensor | None, sinks: Tensor | None
 ) -> str | None:
     """What is wrong with these arguments of `attend`, or None."""
     if min(q.dim(), k.dim(), v.dim()) < 2:
@@ -170,9 +162,11 @@ def find_misfit(
         if not same_batch or k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
             return "leading sizes differ, or the query heads are no multiple of the key heads"
     scores = (*q.shape[:-1], k.shape[-2])
-    if mask is not None and mask.dtype != torch.bool:
+    if isinstance(mask, str) and mask not in get_args(Causal):
+        return f"the mask {mask!r:.40} is unknown; give 'causal' or a boolean tensor"
+    if isinstance(mask, Tensor) and mask.dtype != torch.bool:
         return f"the mask is {mask.dtype}, not boolean (True = may attend); what is added goes into bias"
-    if mask is not None and not broadcasts(mask.shape, scores):
+    if isinstance(mask, Tensor) and not broadcasts(mask.shape, scores):
         return f"the mask {tuple(mask.shape)} does not broadcast to the scores {scores}"
     if bias is not None and not broadcasts(bias.shape, scores):
         return f"the bias {tuple(bias.shape)} does not broadcast to the scores {scores}"
@@ -258,11 +252,11 @@ class Attention(nn.Module):
         source: Float[Tensor, "B S D_s"] | None = None,
         remembered: tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]] | None = None,
         rotation: Rotation | None = None,
-        mask: Bool[Tensor, "*#mask #T #S_all"] | None = None,
+        mask: Bool[Tensor, "*#mask #T #S_all"] | Causal | None = None,
         bias: Float[Tensor, "*#bias T #S_all"] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Mix values of `source` (x itself if None) into each position of x; `mask` True = may attend.
+        """Mix values of `source` (x itself if None) into each position of x; `mask`: see `attend`.
 
         `remembered`: the source's keys and values, as `remember` made them.
         """
@@ -383,11 +377,11 @@ class LatentAttention(nn.Module):
         x: Float[Tensor, "B T D"],
         *,
         rotation: Rotation | None = None,
-        mask: Bool[Tensor, "*#mask #T #S_all"] | None = None,
+        mask: Bool[Tensor, "*#mask #T #S_all"] | Causal | None = None,
         bias: Float[Tensor, "*#bias T #S_all"] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Attention of x to itself and to what the cache holds; `mask` True = may attend."""
+        """Attention of x to itself and to what the cache holds; `mask`: see `attend`."""
         sizes = self.latent
         queries = split_heads(self.query(self, x), sizes.d_key)
         plain, turned = queries.split([sizes.d_plain, sizes.d_rotary], dim=-1)
@@ -410,7 +404,7 @@ def attend_unfolded(
     turned: Float[Tensor, "B H T K_r"],
     latent: Float[Tensor, "B 1 S R"],
     key: Float[Tensor, "B 1 S K_r"],
-    mask: Bool[Tensor, "*#mask #T #S"] | None,
+    mask: Bool[Tensor, "*#mask #T #S"] | Causal | None,
     options: dict[str, Any],
 ) -> Float[Tensor, "B H T K_v"]:
     """Every head's keys and values from the latents, then attention as ever."""
@@ -428,7 +422,7 @@ def attend_folded(
     turned: Float[Tensor, "B H 1 K_r"],
     latent: Float[Tensor, "B 1 S R"],
     key: Float[Tensor, "B 1 S K_r"],
-    mask: Bool[Tensor, "*#mask 1 #S"] | None,
+    mask: Bool[Tensor, "*#mask 1 #S"] | Causal | None,
     options: dict[str, Any],
 ) -> Float[Tensor, "B H 1 K_v"]:
     """The same for one query per head, with the latents as keys and values: nothing is made per position.
@@ -436,6 +430,7 @@ def attend_folded(
     All heads look at the same keys, so they stand where other attention has its queries.
     """
     sizes = attention.latent
+    mask = None if isinstance(mask, str) else mask  # the last position sees all
     matrices = attention.kv_b.weight.unflatten(0, (attention.n_heads, -1))
     to_keys, to_values = matrices.split([sizes.d_plain, sizes.d_value], dim=1)  # (H, K, R)
     queries = torch.cat([plain @ to_keys, turned], dim=-1).transpose(1, 2)  # (B, 1, H, R + K_r)

@@ -1,7 +1,10 @@
 """One layer of a stack: attention, then a feed-forward layer, each added to the stream that it reads.
 
-x = x + attention(x), then x + cross(x, memory), then x + feed_forward(x), with norms where
-    `norm_placement` says
+    x = x + attention(x)
+    x = x + cross(x, memory)        where there is a memory
+    x = x + feed_forward(x)
+
+The norms stand where `norm_placement` says: before a sub-layer, on its result, or on the sum.
 """
 
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from clearhead.model.cache import LayerCache
 from clearhead.model.config import Activation, ModelConfig, NormKind, NormPlacement, QKNorm
 from clearhead.model.experts import Experts, Routing
 from clearhead.model.layers import FeedForward, make_norm
+from clearhead.model.masks import Causal
 from clearhead.model.position import Rotation
 from clearhead.model.tap import tap
 
@@ -33,8 +37,9 @@ class Block(nn.Module):
     """One layer: attention, then a feed-forward layer, each added to the stream it reads.
 
     x = after(x + branch(attention(before(x)))), the same with the feed-forward layer; places without a norm
-    are the identity. A causal or padding `mask` is given in the call. `attn`, `ff` and `cross` put modules of
-    your own in the places of attention, of the feed-forward layer, and of attention to a memory.
+    are the identity. Who may see whom is said in the call: `mask="causal"`, or another mask of `attend`.
+    `attn`, `ff` and `cross` put modules of your own in the places of attention, of the feed-forward layer,
+    and of attention to a memory.
     """
 
     def __init__(
@@ -100,7 +105,7 @@ class Block(nn.Module):
         x: Float[Tensor, "B T D"],
         *,
         rotation: Rotation | None = None,
-        mask: Bool[Tensor, "*#mask #T #S"] | None = None,
+        mask: Bool[Tensor, "*#mask #T #S"] | Causal | None = None,
         bias: Float[Tensor, "*#bias T #S"] | None = None,
         memory: KeysValues | None = None,
         memory_mask: Bool[Tensor, "*#memory_mask #T #S_m"] | None = None,

@@ -43,10 +43,8 @@ class RotaryScaling:
     truncate: bool = True  # yarn: the ramp's ends are whole pairs
     low_freq_factor: float = 1.0  # llama3: where the blend begins and ends, in original_max_len / wavelength
     high_freq_factor: float = 4.0
-    short_factors: tuple[
-        float, ...
-    ] = ()  # longrope: a divisor per pair, up to original_max_len and beyond it
-    long_factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()  # longrope: a divisor per pair, up to original_max_len
+    long_factors: tuple[float, ...] = ()  # and beyond it
 
     def __post_init__(self) -> None:
         freeze_lists(self)

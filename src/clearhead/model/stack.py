@@ -6,19 +6,18 @@
 A stack holds weights only; the cache of a running sequence is passed in.
 """
 
-from functools import reduce
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from clearhead.model.attention import causal_mask
 from clearhead.model.block import Block, KeysValues, make_block
 from clearhead.model.cache import Cache
 from clearhead.model.config import ModelConfig
 from clearhead.model.experts import Routing
 from clearhead.model.layers import Embedding, make_config_norm
+from clearhead.model.masks import Causal, mask_of_pass
 from clearhead.model.position import Rotary, Rotation, relative_bucket, sinusoidal
 
 
@@ -32,7 +31,7 @@ class Memory(NamedTuple):
 class View(NamedTuple):
     """What a stack works out once per pass, for layers without and with a window, and for all."""
 
-    masks: tuple[Tensor | None, Tensor | None]
+    masks: tuple[Tensor | Causal | None, Tensor | Causal | None]
     rotations: tuple[Rotation | None, Rotation | None]
     bias: Tensor | None
 
@@ -114,10 +113,9 @@ class Stack(nn.Module):
         documents: Int[Tensor, "B S"] | None,
     ) -> View:
         """Masks, rotations and bias of this pass; what no layer uses is not made."""
-        full = None if all(self.windowed) else self.mask(queries, keys, real, documents)
-        narrow = None
-        if any(self.windowed):
-            narrow = self.mask(queries, keys, real, documents, self.config.window)
+        seen = (self.causal, queries, keys, real, documents)
+        full = None if all(self.windowed) else mask_of_pass(*seen)
+        narrow = mask_of_pass(*seen, self.config.window) if any(self.windowed) else None
         turn = [None if r is None else add_head_dimension(r.angles(positions)) for r in self.rotaries]
         bias = None
         if self.config.positions == "relative":
@@ -125,41 +123,6 @@ class Stack(nn.Module):
             buckets = relative_bucket(keys[None, :] - queries[:, None], *sizes, self.causal)
             bias = self.relative(buckets).permute(2, 0, 1)  # (T, S, H) -> (H, T, S)
         return View((full, narrow), (turn[0], turn[1]), bias)
-
-    def mask(
-        self,
-        queries: Int[Tensor, " T"],
-        keys: Int[Tensor, " S"],
-        real: Bool[Tensor, "B S"] | None = None,
-        documents: Int[Tensor, "B S"] | None = None,
-        window: int | None = None,
-    ) -> Bool[Tensor, "*B_1 #T S"] | None:
-        """Who may see whom, made once per pass: causality, window, no padding, only the own document.
-
-        `queries` and `keys` are their places in the sequence. The mask is (T, S), or (B, 1, T, S) when the
-        sequences differ, with T = 1 when all queries see the same; None when everything may be seen.
-        """
-        parts: list[Tensor] = []
-        if window is not None and real is not None:
-            counts = real.cumsum(1)  # a window holds real tokens, wherever the padding stands
-            parts.append(self.reach(counts[:, queries], counts, window)[:, None])
-        elif self.causal or window is not None:
-            parts.append(self.reach(queries, keys, window))
-        if self.causal and window is not None and real is not None:
-            parts.append(causal_mask(queries, keys))  # padding counts like the token before it
-        if real is not None:
-            parts.append(real[:, None, None, :])
-        if documents is not None:
-            parts.append((documents[:, :, None] == documents[:, None, :])[:, None])
-        return reduce(torch.logical_and, parts) if parts else None
-
-    def reach(
-        self, queries: Int[Tensor, "*B_1 T"], keys: Int[Tensor, "*B_1 S"], window: int | None
-    ) -> Bool[Tensor, "*B_1 T S"]:
-        """Causal: the `window` keys up to the query. Else: the keys at most `window` to either side."""
-        if self.causal:
-            return causal_mask(queries, keys, window)
-        return (queries[..., :, None] - keys[..., None, :]).abs() <= (window or 0)
 
     def remember(self, hidden: Float[Tensor, "B S D"], mask: Bool[Tensor, "B S"] | None) -> Memory:
         """Every layer's keys and values of the encoder's output, made once and used at every step."""
