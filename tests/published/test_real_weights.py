@@ -159,20 +159,30 @@ def test_smollm2_knows_the_capital_of_france(smollm2_ours: tuple[Transformer, An
 def test_smollm2_gives_the_logits_of_transformers_own_reading(
     smollm2: Path, smollm2_ours: tuple[Transformer, AnyTokenizer], transformers: Any, tmp_path: Path
 ) -> None:
-    """<= 1e-4 (logits reach 38); and what we save, they read to the very same numbers."""
+    """<= 1e-4 in float64 (logits reach 38; their norms stay in float32); in float32, where single positions
+    make a rounding tens of times as large, at most twice as far from that as theirs at the usual one.
+    And what we save, they read to the very same numbers.
+    """
     pytest.importorskip("accelerate")
     model, tokenizer = smollm2_ours
     options = {"attn_implementation": "eager", "dtype": torch.float32}
     auto = transformers.AutoModelForCausalLM
     theirs = auto.from_pretrained(smollm2.parent, gguf_file=smollm2.name, **options).eval()
-    ids = torch.randint(0, 49152, (2, 100))
+    ids = torch.randint(0, 49152, (2, 100), generator=torch.Generator().manual_seed(0))
     text = torch.tensor([tokenizer.encode(TEXTS[0] + TEXTS[1] + TEXTS[2])])
     with torch.no_grad():
         expected = theirs(ids).logits
-        assert (model(ids) - expected).abs().max() <= 1e-4
-        assert (model(text) - theirs(text).logits).abs().max() <= 1e-4
+        narrow = [(model(ids), expected), (model(text), theirs(text).logits)]
+        exact, theirs = copy.deepcopy(model).double(), theirs.double()
+        for tokens, (ours_narrow, theirs_narrow) in zip((ids, text), narrow, strict=True):
+            wanted = exact(tokens)
+            assert (theirs(tokens).logits - wanted).abs().max() <= 1e-4
+            off, theirs_off = (
+                (found - wanted).abs().amax(-1).median() for found in (ours_narrow, theirs_narrow)
+            )
+            assert off <= 2 * theirs_off and off <= 1e-4
+        del exact, theirs
         save(model, tokenizer, tmp_path)
-        del theirs
         again = auto.from_pretrained(tmp_path, **options).eval()
         assert torch.equal(again(ids).logits, expected)
 
