@@ -114,7 +114,7 @@ def gradients(recipe: Recipe, folder: Path, action: Action) -> float:
         with ranks.accumulate(forward, last=True):
             forward(ids, **how).square().mean().backward()
         found = dict(model.named_parameters())
-        norm = ranks.clip(model, math.inf)
+        norm, _ = ranks.clip(model, math.inf)
         wanted = clip_gradients(plain.parameters(), math.inf)
         worst = float((norm - wanted).abs() / wanted)
         for name, p in plain.named_parameters():
@@ -123,6 +123,9 @@ def gradients(recipe: Recipe, folder: Path, action: Action) -> float:
             whole = grad.full_tensor() if isinstance(grad, DTensor) else grad
             worst = max(worst, float((whole - p.grad).abs().max()))
     return worst
+
+
+ACTIONS = {"learn": learn, "reshard": reshard, "gradients": gradients}
 
 
 def main() -> None:
@@ -134,7 +137,7 @@ def main() -> None:
         recipe = load_recipe(action["recipe"])
         recipe = replace(recipe, train=replace(recipe.train, **action.get("train", {})))
         folder = plan.parent / action["name"]
-        do = {"learn": learn, "reshard": reshard, "gradients": gradients}[action["do"]]
+        do = ACTIONS[action["do"]]
         told[action.get("as", action["name"])] = do(recipe, folder, action)
     (plan.parent / f"told-{plan.stem}-{RANK}.json").write_text(json.dumps(told))
 
