@@ -23,7 +23,7 @@ FILES = {
         families_encoder_decoders storage weights layout
         gguf_file gguf models original similarity twins selfcheck""",
     "generation": "sample reply special_ids window decode conversation",
-    "training": """scores objectives masking schedules sharded optim muon average spikes activations memory
+    "training": """scores sharded objectives masking schedules optim muon average spikes activations memory
         demands durable recipe norms learner tensor_files named_tensors lora restore checkpoint
         saver run_folder kept_rows data verify
         evaluate example_data example_tasks tasks start predict report probe machine tensor_parallel parallel

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.training import tasks
 from clearhead.training.checkpoint import checkpoints, load_checkpoint, verify_checkpoint
@@ -28,6 +29,7 @@ from clearhead.training.parallel import Share, bits, find_place, share_out
 from clearhead.training.recipe import Recipe, save_recipe
 from clearhead.training.report import TIMINGS, JsonLines, read_metrics
 from clearhead.training.run_folder import RunFolder
+from clearhead.training.tensor_parallel import plan_for
 from tiny_run import tiny_recipe, write_corpus
 
 SCRIPT = Path(__file__).with_name("ranks.py")
@@ -63,9 +65,9 @@ class Place:
         corpus = write_corpus(folder / "corpus", documents=7)
         tasks.prepare_data(tiny_recipe(corpus).data, RunFolder(folder / "template"), note=lambda text: None)
 
-    def recipe(self, **train: Any) -> Recipe:
+    def recipe(self, source: str = "template/data", **train: Any) -> Recipe:
         model = {**SIZES, **train.pop("model", {})}
-        return tiny_recipe(self.folder / "template" / "data", model=model, **{**SAME, **train})
+        return tiny_recipe(self.folder / source, model=model, **{**SAME, **train})
 
     def single(self, name: str, recipe: Recipe, **how: Any) -> Path:
         return train(recipe, self.folder / name, watchers=[JsonLines()], **how).path
@@ -97,9 +99,18 @@ class Place:
     def carry_out(self, plan: str, actions: list[dict[str, Any]], n: int = 2) -> list[dict[str, Any]]:
         """What every rank told of the actions, when all have ended well."""
         processes = self.start(plan, actions, n)
-        errors = [process.communicate(timeout=240)[1] for process in processes]
+        errors = [end(process, 240) for process in processes]
         assert [process.returncode for process in processes] == [0] * n, "\n".join(errors)[-4000:]
         return [json.loads((self.folder / f"told-{plan}-{r}.json").read_text()) for r in range(n)]
+
+
+def end(process: subprocess.Popen[str], seconds: float) -> str:
+    """What a process says, which is ended if it takes too long: as when another one has failed."""
+    try:
+        return process.communicate(timeout=seconds)[1]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()[1]
 
 
 def weights(run: Path, recipe: Recipe) -> dict[str, Tensor]:
@@ -139,11 +150,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 KINDS = [(kind, accumulation) for kind in ("ddp", "fsdp") for accumulation in (1, 2)]
 DROPOUT = {"embed_dropout": 0.1, "attn_dropout": 0.1, "residual_dropout": 0.1, "ff_dropout": 0.1}
+LOGITS = {"head_bias": True, "logit_scale": 0.7, "logit_softcap": 3.0}
+MASKED = {"shape": "encoder", "head": "masked", "head_activation": "gelu", "head_norm": True}
 SHAPES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "encoder-decoder": (["ddp", "fsdp"], {"shape": "encoder-decoder"}),
     "encoder": (["fsdp", "tensors"], {"shape": "encoder", "norm": "layer", "gated": False, "ff_bias": True}),
     "experts": (["ddp", "fsdp"], {"experts": {"n_experts": 4, "top_k": 2, "d_ff": 32}}),
     "norms of heads": (["tensors"], {"qk_norm": "head", "qkv_bias": True, "tied": True, "fused_qkv": True}),
+    "logits": (["tensors"], {"vocab_size": 37, "tied": True, **LOGITS}),
+    "masked": (["tensors"], {"vocab_size": 39, **MASKED, **LOGITS}),
 }
 
 
@@ -255,6 +270,83 @@ def test_four_ranks_in_two_dimensions(place):
         loss, norm, weight = distances(place.folder / name, single, recipe)
         print(f"D2 {name}: dloss {loss:.1e} dnorm {norm:.1e} dweight {weight:.1e}")
         assert loss <= 1e-5 and norm <= 1e-5 and weight <= 1e-4
+
+
+# What two ranks with parts of each matrix learn, and nothing else is between them and one process
+TENSORS: dict[str, dict[str, Any]] = {
+    "accumulation 1": {},
+    "accumulation 2": {"accumulation": 2},
+    "logits": {"label_smoothing": 0.1, "model": {"tied": True, **LOGITS}},
+    "masked, an odd vocabulary": {
+        "objective": "masked",
+        "mask_share": 0.5,
+        "source": "corpus",
+        "data": {"vocab_size": 281},
+        "model": {**MASKED, "vocab_size": 281},
+    },
+}
+LOSSES = [
+    {"vocab": vocab, "scale": scale, "smoothing": smoothing, "ignored": ignored}
+    for vocab in (2, 11, 64)
+    for scale in (1.0, 1e4)
+    for smoothing in (0.0, 0.1)
+    for ignored in (0.0, 0.4, 1.0)
+]
+LOSSES.append({"vocab": 65, "scale": 3.0, "smoothing": 0.1, "ignored": 0.4, "dtype": "bfloat16"})
+
+
+@pytest.fixture(scope="module")
+def tensors(place: Place) -> list[dict[str, Any]]:
+    """What two ranks told that have parts of each matrix."""
+    cut = {"parallel": "fsdp", "tensor_parallel": 2}
+    actions = [
+        {"do": "learn", "name": name, "recipe": place.recipe(**how, **cut)} for name, how in TENSORS.items()
+    ]
+    actions += [
+        {"do": "shared_loss", "name": "losses", "recipe": place.recipe(**cut), "cases": LOSSES},
+        {
+            "do": "largest",
+            "name": "largest",
+            "recipe": place.recipe(**cut),
+            "config": {"vocab_size": 1201, "tied": True},
+        },
+    ]
+    return place.carry_out("tensors", actions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TENSORS)
+def test_two_ranks_with_parts_of_each_matrix_learn_what_one_learns(place, tensors, case):
+    """D2: tensor parallelism alone, the loss made of the logits' shares; soft-capped, smoothed, masked."""
+    recipe = place.recipe(**TENSORS[case])
+    single = place.single(f"one for {case}", recipe)
+    loss, norm, weight = distances(place.folder / case, single, recipe)
+    print(f"D2 tensors, {case}: dloss {loss:.1e} dnorm {norm:.1e} dweight {weight:.1e}")
+    assert loss <= 1e-5 and norm <= 1e-5 and weight <= 1e-4
+
+
+@pytest.mark.slow
+def test_the_loss_of_shared_logits_is_that_of_whole_ones(tensors):
+    """Each token's loss and each logit's gradient to 1e-6, against whole logits in float64: vocabularies that
+    do not come out even, smoothed or not, with targets that ask for nothing, and with logits of 1e4 (the loss
+    as a part of that). A gradient in bfloat16 is rounded to it.
+    """
+    for rank, told in enumerate(tensors):
+        for case, found in zip(LOSSES, told["losses"], strict=True):
+            rounding = 2**-9 if "dtype" in case else 1e-6
+            assert found["loss"] <= 1e-6 and found["gradient"] <= rounding, (rank, case, found)
+            assert found["columns"] == (case["vocab"] + 1 - rank) // 2
+
+
+@pytest.mark.slow
+def test_no_rank_makes_whole_logits_in_training(tensors):
+    """Of 6 x 32 tokens and 1,201 words the largest tensor of forward and backward pass is a rank's share of
+    the logits; who measures gets them whole.
+    """
+    for told, columns in zip(tensors, (601, 600), strict=True):
+        found = told["largest"]
+        assert found["share"] == [6, 32, columns] and found["training"] == 6 * 32 * columns
+        assert found["whole"] == [6, 32, 1201] and found["measuring"] >= 6 * 32 * 1201
 
 
 @pytest.mark.slow
@@ -406,6 +498,24 @@ def test_every_micro_batch_or_row_belongs_to_one_rank():
     assert share_out(1, 6, 1, 3) == Share(range(1), 1, 3)
     with pytest.raises(ValueError, match=r"accumulation=3 nor train.batch_size=5 .* by 2 ranks"):
         share_out(3, 5, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"n_heads": 6, "d_model": 48}, "does not divide model.n_heads=6"),
+        ({"n_kv_heads": 2}, "does not divide model.n_kv_heads=2"),
+        ({"d_ff": 90}, "does not divide model.d_ff=90"),
+        ({"vocab_size": 9}, "leaves a rank no token of model.vocab_size=9; take fewer ranks"),
+        ({"residual_dropout": 0.1}, "does not go with model.embed_dropout, attn_dropout, residual_dropout"),
+    ],
+)
+def test_matrices_that_cannot_be_cut_are_named(sizes, said):
+    """Heads and feed-forward features come out even, and every rank gets a token; else one line says why."""
+    fits = {"vocab_size": 10, "d_model": 64, "n_layers": 1, "n_heads": 4, "d_ff": 96, "max_len": 8}
+    plan_for(ModelConfig(**fits), 4)
+    with pytest.raises(ValueError, match=f"train.tensor_parallel=4 {said}"):
+        plan_for(ModelConfig(**{**fits, **sizes}), 4)
 
 
 def test_one_flipped_bit_changes_the_sum():

@@ -16,6 +16,13 @@ compiler derives and fuses the gradient itself.
     span                                            -log softmax over the places, of its start, of its end
     contrastive (van den Oord et al. 2018)          -log softmax(scale cos(a, all b))[its own b]
 
+Where ranks share the vocabulary out (tensor_parallel.py), each has some columns of the logits. Of each token
+they tell each other three numbers, their largest logit m, s = sum exp(o - m), and o[y] where they have it:
+
+    M = max m over ranks,      logsumexp(o) = M + log(sum over ranks of s exp(m - M))
+
+and each makes the gradient of its own columns.
+
 A step's loss is the sum over its targets divided by their number, over all its micro-batches together. Each
 `..._loss` gives that sum and that number, so that cutting a batch differently changes nothing.
 """
@@ -27,6 +34,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+from clearhead.training.sharded import Columns, columns_of, is_shared_out, local
 
 IGNORE = -100  # the target that asks for nothing, as in torch and transformers
 
@@ -46,7 +55,8 @@ def cross_entropy(
     and its gradients are 0. "none" gives one loss per target, 0 where ignored. `label_smoothing`
     e takes e of the target's probability and spreads it evenly over the vocabulary, the target included. A
     target outside the vocabulary is a ValueError; that check is left out of a compiled graph and on a GPU,
-    because it would wait for the device.
+    because it would wait for the device. Logits that ranks share out along the vocabulary give every rank the
+    whole loss; all of them call this at once.
 
     >>> cross_entropy(torch.tensor([[0.0, 0.0], [1000.0, 0.0]]), torch.tensor([1, 0]), reduction="none")
     tensor([0.6931, 0.0000])
@@ -57,7 +67,11 @@ def cross_entropy(
         raise ValueError(f"label_smoothing={label_smoothing} must be between 0 and 1")
     _check(logits, targets, ignore_index)
     wanted = targets != ignore_index
-    if torch.compiler.is_compiling():
+    if is_shared_out(logits):
+        losses = _SharedTokenLoss.apply(
+            local(logits), targets.long(), wanted, label_smoothing, columns_of(logits)
+        )
+    elif torch.compiler.is_compiling():
         losses, _ = _formula(logits, targets.long(), wanted, label_smoothing)
     else:
         losses = _TokenLoss.apply(logits, targets.long(), wanted, label_smoothing)
@@ -205,6 +219,44 @@ class _TokenLoss(torch.autograd.Function):
         if ctx.smoothing:
             gradient = gradient - ctx.smoothing / scores.shape[-1] * weight
         return gradient.to(logits.dtype), None, None, None
+
+
+class _SharedTokenLoss(torch.autograd.Function):
+    """`_TokenLoss` of logits of which only some columns are here: the same loss on every rank.
+
+    loss = log(sum over ranks of s exp(m - M)) + (M - o[y]), so that large logits enter by differences alone.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, wanted: Tensor, smoothing: float, columns: Columns
+    ) -> Tensor:
+        scores = _wide(logits)
+        place = targets - columns.first
+        here = wanted & (place >= 0) & (place < scores.shape[-1])
+        place = place.where(here, 0)[..., None]
+        most = scores.amax(-1)
+        chosen = scores.gather(-1, place).squeeze(-1).where(here, 0)
+        if smoothing:  # of the mean too, what is here
+            chosen = (1 - smoothing) * chosen + smoothing / columns.total * scores.sum(-1)
+        told = columns.from_all(torch.stack([most, (scores - most[..., None]).exp_().sum(-1), chosen]))
+        tops, sums, chosen = told.unbind(1)
+        top = tops.amax(0)
+        log_sum = (sums * (tops - top).exp()).sum(0).log()
+        ctx.save_for_backward(logits, place, here, wanted, top, log_sum)
+        ctx.smoothing, ctx.total = smoothing, columns.total
+        return (log_sum + (top - chosen.sum(0))).where(wanted, 0)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+        assert not torch.is_grad_enabled(), "`top` and `log_sum` are constants here: no second derivative"
+        logits, place, here, wanted, top, log_sum = ctx.saved_tensors
+        weight = upstream[0].where(wanted, 0)[..., None]
+        gradient = (_wide(logits) - top[..., None]).sub_(log_sum[..., None]).exp_().mul_(weight)
+        gradient.scatter_add_(-1, place, -(1 - ctx.smoothing) * weight.where(here[..., None], 0))
+        if ctx.smoothing:
+            gradient -= ctx.smoothing / ctx.total * weight
+        return gradient.to(logits.dtype), None, None, None, None
 
 
 def _wide(logits: Tensor) -> Tensor:

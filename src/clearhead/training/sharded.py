@@ -4,11 +4,12 @@
     cut_like(t, u)  of a whole tensor, the part that belongs here, where u is shared out
     whole_sums(t)   where each rank has a summand, the sum
     cut_along(t)    the dimensions of the mesh along which ranks hold different parts
+    columns_of(t)   of a tensor whose last dimension is shared out, which columns are here
 
-`whole` and `whole_sums` are asked by all ranks at once.
+`whole`, `whole_sums` and `Columns.from_all` are asked by all ranks at once.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -67,3 +68,30 @@ def cut_along(value: Tensor) -> tuple[str, ...]:
     mesh = value.device_mesh
     pairs = zip(mesh.mesh_dim_names or (), value.placements, mesh.shape, strict=True)
     return tuple(name for name, how, n in pairs if n > 1 and not how.is_replicate() and not how.is_partial())
+
+
+class Columns(NamedTuple):
+    """The part of a last dimension that is here: from `first` on, of `total`; `group` has all of it."""
+
+    first: int
+    total: int
+    group: Any
+
+    def from_all(self, value: Tensor) -> Tensor:
+        """What each rank of the group gives, one after the other: (ranks, *shape of value)."""
+        import torch.distributed as dist
+
+        told = value.new_empty((dist.get_world_size(self.group), *value.shape))
+        dist.all_gather_into_tensor(told, value.contiguous()[None], group=self.group)
+        return told
+
+
+def columns_of(value: Tensor) -> Columns:
+    """Which columns of a tensor are here, whose last dimension ranks share out and nothing else."""
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(value, DTensor) and value.device_mesh.ndim == 1
+    assert value.placements[0].is_shard(value.ndim - 1)
+    mesh, total = value.device_mesh, value.shape[-1]
+    most = -(-total // mesh.size())  # as torch.chunk cuts: the last has what is left
+    return Columns(min(most * mesh.get_local_rank(), total), total, mesh.get_group())

@@ -3,8 +3,11 @@
     y = down(act(up(x)))       up, gate, q, k, v: a rank has some of the output features (some of the heads)
                                down, o: it has the matching input features, and the ranks' results are summed
 
-so that one sum per sub-layer is all that ranks exchange (Shoeybi et al. 2019, arXiv:1909.08053). Embedding
-and head are cut along the vocabulary. Norms and the like are whole on every rank.
+so that one sum per sub-layer is all that ranks exchange (Shoeybi et al. 2019, arXiv:1909.08053). Norms and
+the like are whole on every rank. Embedding and head are cut along the vocabulary:
+
+    logits = head(x)       in training each rank keeps its own, (B, T, V / ranks), and the loss is made of
+                           these (objectives.py); else they are gathered, for who measures, samples, predicts
 """
 
 from fnmatch import fnmatchcase
@@ -27,12 +30,14 @@ class Cut(NamedTuple):
     weight: Placement
     bias: Placement
     y: Placement
+    logits: bool = False  # y leaves as a DTensor in training, and whole otherwise
 
 
 WHOLE = Cut(Replicate(), Replicate(), Replicate(), Replicate())
 COLUMNS = Cut(Replicate(), Shard(0), Shard(0), Shard(-1))
 ROWS = Cut(Shard(-1), Shard(1), Replicate(), Replicate())
 VOCABULARY = Cut(Replicate(), Shard(0), Shard(0), Replicate())
+LOGITS = COLUMNS._replace(logits=True)
 HEADS = Cut(Shard(1), Replicate(), Replicate(), Shard(1))  # a norm of each head: (B, H, T, K)
 
 PLAN: dict[str, Cut] = {
@@ -43,7 +48,7 @@ PLAN: dict[str, Cut] = {
     "*.ff.up": COLUMNS,
     "*.ff.down": ROWS,
     "embed": VOCABULARY,
-    "head": VOCABULARY,
+    "head": LOGITS,
     "*": WHOLE,
 }
 
@@ -69,9 +74,15 @@ def plan_for(config: ModelConfig, n_ranks: int) -> dict[str, Cut]:
             f"train.tensor_parallel={n_ranks} does not go with model.{', model.'.join(named)} of this model; "
             "use train.parallel=fsdp alone"
         )
-    for name, size in (("n_heads", config.n_heads), ("n_kv_heads", config.kv_heads)):
+    sizes = {"n_heads": config.n_heads, "n_kv_heads": config.kv_heads, "d_ff": config.ff_width}
+    for name, size in sizes.items():
         if size % n_ranks:
             raise ValueError(f"train.tensor_parallel={n_ranks} does not divide model.{name}={size}")
+    if -(-config.vocab_size // n_ranks) * (n_ranks - 1) >= config.vocab_size:
+        raise ValueError(
+            f"train.tensor_parallel={n_ranks} leaves a rank no token of model.vocab_size="
+            f"{config.vocab_size}; take fewer ranks"
+        )
     head = PLAN["head"] if config.head in ("lm", "masked") else WHOLE
     return {**PLAN, "head": head}
 
@@ -107,8 +118,11 @@ def _cut(module: nn.Module, mesh: DeviceMesh, cut: Cut) -> None:
     def leave(module: nn.Module, inputs: tuple[Any, ...], output: DTensor) -> Tensor:
         return output.redistribute(placements=[cut.y]).to_local()
 
+    def leave_logits(module: nn.Module, inputs: tuple[Any, ...], output: DTensor) -> Tensor:
+        return output.redistribute(placements=[cut.y]) if module.training else output.full_tensor()
+
     module.register_forward_pre_hook(enter)
-    module.register_forward_hook(leave)
+    module.register_forward_hook(leave_logits if cut.logits else leave)
 
 
 def _share(module: nn.Module, mesh: DeviceMesh, cut: Cut) -> None:
