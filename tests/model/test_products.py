@@ -1,6 +1,8 @@
 """`linear` is F.linear, whichever library multiplies."""
 
+import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -8,11 +10,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead.model import products
 from clearhead.model.grouped import grouped_product
 from clearhead.model.layers import FeedForward
-from clearhead.model.products import linear, onednn_is_faster
+from clearhead.model.products import fits, linear, onednn_is_faster
 
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN"
@@ -138,19 +143,103 @@ def test_a_value_that_is_not_finite_stays_so(everywhere: list[tuple[int, ...]]) 
 
 
 @needs_onednn
+def test_what_onednn_is_given_has_no_gaps(everywhere: list[tuple[int, ...]]) -> None:
+    """A matrix with gaps, or one number seen everywhere, goes to a loop a thousand times as slow."""
+    seen: list[Tensor] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.mkldnn._linear_pointwise.default:
+                seen.append(args[1])
+            return func(*args, **(kwargs or {}))
+
+    x, weight = torch.randn(7, 30)[:, 3:27].requires_grad_(), torch.randn(40, 30)[:, 3:27].requires_grad_()
+    with Watch():
+        ours = torch.autograd.grad(linear(x, weight).sum(), (x, weight))
+    assert len(seen) == 3 and all(part.is_contiguous() or part.t().is_contiguous() for part in seen)
+    for ours_part, theirs in zip(
+        ours, torch.autograd.grad(F.linear(x, weight).sum(), (x, weight)), strict=True
+    ):
+        torch.testing.assert_close(ours_part, theirs, rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize("learned", ["x", "weight"])
+def test_only_what_a_gradient_is_made_from_is_kept(everywhere: list[tuple[int, ...]], learned: str) -> None:
+    x, weight, bias = (part.detach() for part in make(6))
+    (x if learned == "x" else weight).requires_grad_()
+    kept: list[tuple[int, ...]] = []
+    with saved_tensors_hooks(lambda part: kept.append(tuple(part.shape)), lambda part: part):
+        linear(x, weight, bias)
+    assert kept == [(40, 24) if learned == "x" else (6, 24)] and everywhere
+
+
+def test_what_does_not_fit_is_left_to_f_linear_which_says_why() -> None:
+    x, weight, bias = make(6)
+    assert fits(x, weight, bias) and fits(x, weight, None)
+    assert not fits(x[:, 1:], weight, bias) and not fits(x, weight[None], bias)
+    assert not fits(x, weight, bias[1:]) and not fits(x, weight, bias.double())
+    assert not fits(x, weight.to("meta"), bias)
+
+
+@needs_onednn
+def test_few_programs_are_kept_unless_the_user_says_how_many(
+    everywhere: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    products._keep_few_programs.cache_clear()
+    linear(*make(6))
+    assert os.environ["LRU_CACHE_CAPACITY"] == "7" and os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "128"
+
+
+@needs_onednn
 @pytest.mark.compiled
-def test_compiled_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WORTH_IT", 1)
-    monkeypatch.setattr(products, "onednn_is_faster", lambda maker: True)
+def test_compiled_in_one_graph(everywhere: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     layer = FeedForward(24, 40, "gelu", gated=False, bias=True)
     x = torch.randn(3, 7, 24, requires_grad=True)
     parts = [x, *layer.parameters()]
     compiled = torch.compile(layer, fullgraph=True)
     ours = value_and_gradients(lambda *_: compiled(x), parts)
+    assert len(everywhere) == 6  # two products, and two more for the gradients of each
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     theirs = value_and_gradients(lambda *_: layer(x), parts)
     for ours_part, theirs_part in zip(ours, theirs, strict=True):
         torch.testing.assert_close(ours_part, theirs_part, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("faster", [True, False])
+def test_one_graph_for_all_lengths(monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
+    """Whether a product is large enough for oneDNN is no reason to compile once more."""
+    monkeypatch.setattr(products, "onednn_is_faster", lambda maker: faster)
+    torch._dynamo.reset()
+    layer, graphs = FeedForward(64, 100), CompileCounter()
+    compiled = torch.compile(layer, fullgraph=True, backend=graphs)
+    limit = products.WORTH_IT // 6400
+    for length in (limit // 4, limit // 2, limit - 1, limit + 2, 2 * limit):
+        x = torch.randn(1, length, 64)
+        torch.testing.assert_close(compiled(x), layer(x), rtol=1e-5, atol=1e-5)
+    assert graphs.frame_count == 2  # the first length alone, then any
+
+
+@needs_onednn
+@pytest.mark.compiled
+def test_a_graph_for_all_lengths_decides_when_it_runs(everywhere: list[tuple[int, ...]]) -> None:
+    """Which library multiplies is decided by the length that came; without a row nothing is to multiply."""
+    weight = torch.randn(40, 24, requires_grad=True)
+    compiled = torch.compile(linear, fullgraph=True, dynamic=True)
+    for length in (7, 0):
+        everywhere.clear()
+        x = torch.randn(length, 24, requires_grad=True)
+        torch._dynamo.mark_dynamic(x, 0)
+        slopes = torch.autograd.grad(compiled(x, weight).sum(), (x, weight))
+        for slope, expected in zip(
+            slopes, torch.autograd.grad(F.linear(x, weight).sum(), (x, weight)), strict=True
+        ):
+            torch.testing.assert_close(slope, expected, rtol=1e-5, atol=1e-5)
+        assert len(everywhere) == (3 if length else 0)
 
 
 def test_which_machines(monkeypatch: pytest.MonkeyPatch) -> None:

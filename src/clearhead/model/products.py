@@ -9,7 +9,9 @@ large enough. `torch.backends.mkldnn.enabled = False` turns that off.
 """
 
 import functools
+import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from torch.autograd import forward_ad
 WORTH_IT = 1 << 20  # multiplications; fewer are done before a call from Python has reached oneDNN
 PLAIN = (Tensor, nn.Parameter)  # what is shared out over ranks or only pretends has its rules for F.linear
 
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
 
 def linear(
     x: Float[Tensor, "*batch d_in"],
@@ -29,10 +33,10 @@ def linear(
     bias: Float[Tensor, " d_out"] | None = None,
 ) -> Float[Tensor, "*batch d_out"]:
     """x W^T (+ b), over the last dimension of x."""
-    if not onednn_pays(x, weight, x.numel() * weight.shape[0]):
+    if not (onednn_pays(x, weight, x.numel() * weight.shape[0]) and fits(x, weight, bias)):
         return F.linear(x, weight, bias)
     if torch.compiler.is_compiling():
-        return torch.ops.clearhead.product(x, weight, bias)
+        return torch.ops.clearhead.linear(x, weight, bias)
     learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     if learns and torch.is_grad_enabled():
         return _Product.apply(x, weight, bias)
@@ -42,7 +46,7 @@ def linear(
 def onednn_pays(x: Float[Tensor, "..."], weight: Float[Tensor, "..."], n_multiplications: int) -> bool:
     """Whether a product should go to oneDNN: a large one of plain float32 tensors, on such a machine."""
     return (
-        n_multiplications >= WORTH_IT
+        is_large(n_multiplications)
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and type(x) in PLAIN
@@ -50,6 +54,22 @@ def onednn_pays(x: Float[Tensor, "..."], weight: Float[Tensor, "..."], n_multipl
         and not torch.is_autocast_enabled("cpu")
         and _allowed()
     )
+
+
+def is_large(n_multiplications: int) -> bool:
+    """Whether a product is worth the way to oneDNN; while a graph is compiled, unless it surely is not."""
+    if not torch.compiler.is_compiling():
+        return n_multiplications >= WORTH_IT
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return not statically_known_true(n_multiplications < WORTH_IT)  # asks nothing: one graph for all lengths
+
+
+def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether these can be multiplied; of what cannot, F.linear says why and oneDNN does not."""
+    if weight.dim() != 2 or x.shape[-1] != weight.shape[1] or x.device != weight.device:
+        return False
+    return bias is None or (bias.shape == weight.shape[:1] and bias.dtype == weight.dtype)
 
 
 def onednn_is_faster(maker: str) -> bool:
@@ -83,36 +103,63 @@ class _Product(torch.autograd.Function):
         return _multiply(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (dy,) = upstream
-        x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        dx = linear(dy, weight.t()) if of_x else None
-        dy, x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
-        dweight = None
-        if of_weight:  # oneDNN copies a transposed first operand: let it be the narrower one
-            narrow = dy.shape[1] <= x.shape[1]
-            dweight = linear(dy.t(), x.t()) if narrow else linear(x.t(), dy.t()).t()
-        return dx, dweight, dy.sum(0) if of_bias else None
+    def backward(ctx: Any, *upstream: Tensor) -> Gradients:
+        return gradients(ctx, upstream[0], linear)
 
 
 def keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor | None = None) -> None:
-    """What the gradients are made from."""
-    ctx.save_for_backward(*inputs[:2])
+    """What the gradients that are wanted are made from."""
+    x, weight, _ = inputs
+    of_x, of_weight = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
+
+
+def gradients(ctx: Any, dy: Tensor, product: Callable[..., Tensor]) -> Gradients:
+    """Those of x, W and b, where they are wanted; `product(x, weight)` multiplies."""
+    x, weight = ctx.saved_tensors
+    of_x, of_weight, of_bias = ctx.needs_input_grad
+    dx = product(dy, weight.t()) if of_x else None
+    dy = dy.reshape(-1, dy.shape[-1])
+    dweight = None
+    if of_weight:  # oneDNN copies a transposed first operand: let it be the narrower one
+        x = x.reshape(-1, x.shape[-1])
+        narrow = dy.shape[1] <= x.shape[1]
+        dweight = product(dy.t(), x.t()) if narrow else product(x.t(), dy.t()).t()
+    return dx, dweight, dy.sum(0) if of_bias else None
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T (+ b) by oneDNN."""
+    _keep_few_programs()
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        weight = weight.contiguous()  # with gaps between its numbers it would take a thousand times as long
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-# The same under a name of our own: torch.compile's rule for oneDNN's wants a weight that never changes.
+@functools.cache
+def _keep_few_programs() -> None:
+    """oneDNN writes a program of 0.6 MB for each size of product, and would keep 1,024, twice."""
+    for library in ("LRU", "ONEDNN_PRIMITIVE"):  # what PyTorch keeps, and what oneDNN does
+        os.environ.setdefault(f"{library}_CACHE_CAPACITY", "128")
+
+
+def _multiply_compiled(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return (_multiply if is_large(x.numel() * weight.shape[0]) else F.linear)(x, weight, bias)
+
+
+# A name of our own: torch.compile's rule for oneDNN's operator wants a weight that never changes.
 _operators = torch.library.Library("clearhead", "DEF")
-_operators.define("product(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-_operators.impl("product", lambda *operands: _multiply(*operands), "CPU")
-torch.library.register_autograd("clearhead::product", _Product.backward, setup_context=keep, lib=_operators)
+_operators.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_operators.impl("linear", _multiply_compiled, "CPU")
 
 
-@torch.library.register_fake("clearhead::product", lib=_operators)
+def _gradients_compiled(ctx: Any, dy: Tensor) -> Gradients:
+    return gradients(ctx, dy, functools.partial(torch.ops.clearhead.linear, bias=None))
+
+
+torch.library.register_autograd("clearhead::linear", _gradients_compiled, setup_context=keep, lib=_operators)
+
+
+@torch.library.register_fake("clearhead::linear", lib=_operators)
 def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
