@@ -1,7 +1,9 @@
 """`linear` is F.linear, whichever library multiplies."""
 
 import os
+import platform
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clearhead.model import products
 from clearhead.model.grouped import grouped_product
 from clearhead.model.layers import FeedForward
-from clearhead.model.products import fits, linear, onednn_is_faster
+from clearhead.model.products import fits, linear, onednn_is_faster, processor_maker
 
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN"
@@ -183,6 +185,36 @@ def test_what_does_not_fit_is_left_to_f_linear_which_says_why() -> None:
 
 
 @needs_onednn
+def test_a_width_that_is_wrong_is_said_by_f_linear(everywhere: list[tuple[int, ...]]) -> None:
+    x, weight, bias = make(6)  # or, where they are checked, by the shapes in the signature
+    with pytest.raises((RuntimeError, TypeError), match=r"6x23 and 24x40|Type-check error"):
+        linear(x[:, 1:], weight, bias)
+    assert everywhere == []
+
+
+class Other(Tensor):
+    """A tensor with rules of its own."""
+
+
+@needs_onednn
+def test_tensors_of_other_kinds_stay_with_f_linear(everywhere: list[tuple[int, ...]]) -> None:
+    x, weight, bias = (part.detach() for part in make(6))
+    for parts in ((x.as_subclass(Other), weight), (x, weight.as_subclass(Other))):
+        torch.testing.assert_close(linear(*parts, bias).as_subclass(Tensor), F.linear(x, weight, bias))
+    assert everywhere == []
+
+
+@needs_onednn
+@pytest.mark.parametrize(("d_in", "d_out"), [(24, 40), (40, 24)])
+def test_the_narrower_of_two_is_what_gets_copied(
+    d_in: int, d_out: int, everywhere: list[tuple[int, ...]]
+) -> None:
+    x, weight, bias = make(6, d_in=d_in, d_out=d_out)
+    linear(x.detach(), weight, bias).sum().backward()
+    assert everywhere == [(6, d_out, d_in), (24, 40, 6)]  # rows of the first operand, then the second
+
+
+@needs_onednn
 def test_few_programs_are_kept_unless_the_user_says_how_many(
     everywhere: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,24 +256,6 @@ def test_one_graph_for_all_lengths(monkeypatch: pytest.MonkeyPatch, faster: bool
     assert graphs.frame_count == 2  # the first length alone, then any
 
 
-@needs_onednn
-@pytest.mark.compiled
-def test_a_graph_for_all_lengths_decides_when_it_runs(everywhere: list[tuple[int, ...]]) -> None:
-    """Which library multiplies is decided by the length that came; without a row nothing is to multiply."""
-    weight = torch.randn(40, 24, requires_grad=True)
-    compiled = torch.compile(linear, fullgraph=True, dynamic=True)
-    for length in (7, 0):
-        everywhere.clear()
-        x = torch.randn(length, 24, requires_grad=True)
-        torch._dynamo.mark_dynamic(x, 0)
-        slopes = torch.autograd.grad(compiled(x, weight).sum(), (x, weight))
-        for slope, expected in zip(
-            slopes, torch.autograd.grad(F.linear(x, weight).sum(), (x, weight)), strict=True
-        ):
-            torch.testing.assert_close(slope, expected, rtol=1e-5, atol=1e-5)
-        assert len(everywhere) == (3 if length else 0)
-
-
 def test_which_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
@@ -249,6 +263,18 @@ def test_which_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert onednn_is_faster("AuthenticAMD") and not onednn_is_faster("GenuineIntel")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert not onednn_is_faster("AuthenticAMD")
+
+
+def test_who_made_the_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Linux tells in a file, Windows at the end of a line."""
+    told = tmp_path / "cpuinfo"
+    monkeypatch.setattr(products, "Path", lambda name: told)
+    monkeypatch.setattr(platform, "processor", lambda: "AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD")
+    assert processor_maker.__wrapped__() == "AuthenticAMD"
+    told.write_text("processor\t: 0\nvendor_id\t: HygonGenuine\nmodel name\t: C86\n", encoding="utf-8")
+    assert processor_maker.__wrapped__() == "HygonGenuine"
+    told.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n", encoding="utf-8")
+    assert processor_maker.__wrapped__() == ""
 
 
 @needs_onednn
@@ -259,6 +285,10 @@ def test_products_of_groups(everywhere: list[tuple[int, ...]], monkeypatch: pyte
     def product(rows: Tensor, weight: Tensor) -> Tensor:
         return grouped_product(rows, weight, ends)
 
+    monkeypatch.setattr(products, "WORTH_IT", 5000)  # more than in a group of the usual size
+    value_and_gradients(product, [rows, weight])
+    assert everywhere == []
+    monkeypatch.setattr(products, "WORTH_IT", 1)
     ours = value_and_gradients(product, [rows, weight])
     assert (7, 40, 24) in everywhere
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)

@@ -143,14 +143,10 @@ def _keep_few_programs() -> None:
         os.environ.setdefault(f"{library}_CACHE_CAPACITY", "128")
 
 
-def _multiply_compiled(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return (_multiply if is_large(x.numel() * weight.shape[0]) else F.linear)(x, weight, bias)
-
-
 # A name of our own: torch.compile's rule for oneDNN's operator wants a weight that never changes.
 _operators = torch.library.Library("clearhead", "DEF")
 _operators.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-_operators.impl("linear", _multiply_compiled, "CPU")
+_operators.impl("linear", lambda *operands: _multiply(*operands), "CPU")
 
 
 def _gradients_compiled(ctx: Any, dy: Tensor) -> Gradients:
