@@ -222,6 +222,18 @@ MISTAKES = {
     "unknown table": row("train mine.toml", "'training'", "train", files=toml("[training]\nsteps = 5")),
     "setting outside a table": row("train mine.toml", "'steps'", files={"mine.toml": "steps = 5"}),
     "misspelt flag": row("train recipe.toml --train.stesp 5", "--train.stesp", "--train.steps"),
+    "flag without its section": row("train recipe.toml --lr 1", "no flag --lr; did you mean --train.lr?"),
+    "flag as others call it": row(
+        "train recipe.toml --train.learning-rate 1", "no flag --train.learning-rate; did you mean --train.lr?"
+    ),
+    "flag in the wrong section": row(
+        "train recipe.toml --hidden_size 8", "no flag --hidden_size; did you mean --model.d-model?"
+    ),
+    "key as others call it": row(
+        "train odd.toml --run new",
+        "unknown train setting 'gradient_accumulation_steps'; did you mean 'accumulation'?",
+        files={"odd.toml": "[train]\ngradient_accumulation_steps = 2\n"},
+    ),
     "no budget": row("train mine.toml", "train.steps, train.tokens, train.minutes", files=toml("")),
     "two budgets": row(
         "train recipe.toml --run x --train.steps 10 --train.minutes 1", "steps=10", "minutes=1"

@@ -4,7 +4,7 @@ import copy
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from clearhead import cli_runs, cli_sweep
 from clearhead.cli_flags import parse
 from clearhead.cli_help import ALL, HELP, train_help
 from clearhead.cli_text import say
+from clearhead.model.config_fields import nearest
 from clearhead.training.recipe import Recipe, find_recipe, load_recipe
 
 
@@ -33,11 +34,16 @@ class TrainCommand:
 def train(argv: Sequence[str]) -> None:
     """Train a model by a recipe, or go on with a run that was stopped."""
     command = read_train(argv)
-    run = command.run or Path("runs") / Path(command.recipe).stem
+    run = folder_of(command)
     if command.dry_run:
         foresee(command, run)
     else:
         train_recipe(command.settings, run, command.resume, command.stop_after, command.tensorboard)
+
+
+def folder_of(command: TrainCommand) -> Path:
+    """The run's folder."""
+    return command.run or Path("runs") / Path(command.recipe).stem
 
 
 USAGE = f"""usage: clearhead train RECIPE [FLAGS]
@@ -61,7 +67,29 @@ def read_train(argv: Sequence[str]) -> TrainCommand:
         raise SystemExit(0)
     # AvoidSubcommands: experts and the like are flags only if the recipe has some.
     options: dict[str, Any] = {"config": (AvoidSubcommands,), "default": start, "see": ALL}
-    return parse(TrainCommand, argv, prog="clearhead train", **options)
+    try:
+        return parse(TrainCommand, argv, prog="clearhead train", **options)
+    except ValueError as error:
+        raise ValueError(UNKNOWN.sub(name_nearest, str(error))) from None
+
+
+UNKNOWN = re.compile(r"there is no flag --(?P<flag>[\w.-]+)(; did you mean (?P<near>--[\w.-]+)\?)?")
+
+
+def name_nearest(mistake: re.Match[str]) -> str:
+    """A flag that there is not, with the one that was meant: a setting may be named without its section, or
+    as others call it.
+    """
+    section, _, name = mistake["flag"].replace("-", "_").rpartition(".")
+    settings = {
+        field.name: part.name
+        for part in fields(Recipe)
+        if is_dataclass(kind := part.type) and section in ("", part.name)
+        for field in fields(kind)
+    }
+    meant = name if name in settings else nearest(name, settings)
+    near = mistake["near"] if meant is None else f"--{settings[meant]}.{meant.replace('_', '-')}"
+    return f"there is no flag --{mistake['flag']}" + (f"; did you mean {near}?" if near else "")
 
 
 def launch(argv: Sequence[str]) -> None:
@@ -69,7 +97,18 @@ def launch(argv: Sequence[str]) -> None:
     train = list(argv).index("train") if "train" in argv else len(argv)
     if {*HELP, ALL} & set(argv[train:]):  # told once, and not by each process
         read_train(argv[train + 1 :])
-    cli_runs.launch(argv, parse)
+    flags, words = cli_runs.read_launch(argv, parse)
+    torchrun = cli_runs.torchrun(flags, words)
+    command = read_train(words[1:])  # a mistake is told before any process is started
+    if not command.dry_run:
+        cli_runs.launch(*torchrun)
+        return
+    foresee(command, folder_of(command))
+    n = cli_runs.count_processes(flags) * flags.machines
+    if n > 1:
+        shares = command.settings.train.parallel == "fsdp"
+        said = "; with train.parallel=fsdp they share weights, gradients and optimizer out" if shares else ""
+        say(f"processes   {n}, and the figures are for one process that is alone{said}")
 
 
 def sweep(argv: Sequence[str]) -> None:

@@ -221,6 +221,20 @@ def test_terminal_tells_the_time_that_is_left(watched, run):
         assert left == ["", "1:27:00 left", "1:25:30 left", "1:24:00 left"]
 
 
+def test_a_narrow_terminal_shows_all_figures(run):
+    """80 columns, as most windows have: bar and time passed give way."""
+    output, seconds = io.StringIO(), [0.0]
+    terminal = Terminal(Console(file=output, width=80, force_terminal=True), 0.0, clock=lambda: seconds[0])
+    terminal.on_start(run, 140, 300)
+    terminal.on_evaluation(140, {"validation_loss": 2.5, "perplexity": 12.18, "bits_per_byte": 1.25})
+    for step in range(140, 144):
+        seconds[0] += 90.0
+        terminal.on_step(step, metrics() | {"tokens_per_second": 40_077.0})
+    terminal.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
+    assert "bits per byte 1.250 left 3:54:00" in shown and "40,077 tokens/s" in shown
+
+
 SPEEDS = {
     "next_token": "128 tokens/s",
     "chat": "128 answer tokens/s",

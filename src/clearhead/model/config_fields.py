@@ -3,10 +3,57 @@
 A mistake is a ValueError in the words of who writes such a file.
 """
 
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
+
+# What others call some of our settings.
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "max_steps": "steps",
+    "max_iters": "steps",
+    "epochs": "tokens",
+    "num_train_epochs": "tokens",
+    "block_size": "context_length",
+    "seq_len": "context_length",
+    "per_device_train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "accumulation",
+    "gradient_checkpointing": "checkpoint_activations",
+    "max_grad_norm": "clip",
+    "grad_clip": "clip",
+    "lr_scheduler_type": "schedule",
+    "warmup_steps": "warmup",
+    "warmup_ratio": "warmup",
+    "warmup_iters": "warmup",
+    "fp16": "dtype",
+    "bf16": "dtype",
+    "eval_steps": "eval_every",
+    "eval_interval": "eval_every",
+    "save_steps": "save_every",
+    "hidden_size": "d_model",
+    "n_embd": "d_model",
+    "num_hidden_layers": "n_layers",
+    "num_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "num_key_value_heads": "n_kv_heads",
+    "head_dim": "d_head",
+    "intermediate_size": "d_ff",
+    "hidden_act": "activation",
+}
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was meant: what another library calls `name`, or one that is spelled nearly so.
+
+    >>> nearest("hidden_size", ["d_model", "d_ff"]), nearest("n_layer", ["n_layers"]), nearest("x", ["lr"])
+    ('d_model', 'n_layers', None)
+    """
+    known = list(known)
+    if ELSEWHERE.get(name) in known:
+        return ELSEWHERE[name]
+    return next(iter(get_close_matches(name, known, n=1)), None)
 
 
 def check_field_names(cls: type, values: dict[str, Any], what: str) -> None:
@@ -16,8 +63,8 @@ def check_field_names(cls: type, values: dict[str, Any], what: str) -> None:
     known = [field.name for field in fields(cls)]
     for name in values:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            near = nearest(name, known)
+            hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
             raise ValueError(f"unknown {what} setting {name!r}; {hint}")
 
 

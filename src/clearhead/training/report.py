@@ -25,6 +25,7 @@ from clearhead.training.run_folder import RunFolder
 
 # What differs between two runs of the same recipe: everything else in the log is equal bit for bit.
 TIMINGS = ("seconds", "tokens_per_second")
+ROOM_FOR_BAR = 100  # columns; in a narrower terminal the figures need the place
 
 
 class Watcher:
@@ -198,11 +199,12 @@ class Terminal(Watcher):
         self._end_stages()
         self.unit, self.per_step = run.recipe().pace()
         self.last_line = self.clock()
+        wide = self.console.width >= ROOM_FOR_BAR
         self.progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(),
+            *([BarColumn()] if wide else []),
             TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
+            *([TimeElapsedColumn()] if wide else []),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self.console,
