@@ -69,8 +69,6 @@ def mask_of_pass(
         parts.append(reach(causal, counts[:, queries], counts, window)[:, None])
     elif causal or window is not None:
         parts.append(reach(causal, queries, keys, window))
-    if causal and window is not None and real is not None:
-        parts.append(causal_mask(queries, keys))  # padding counts like the token before it
     if real is not None:
         parts.append(real[:, None, None, :])
     if documents is not None:
