@@ -258,7 +258,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Mix values of `source` (x itself if None) into each position of x; `mask`: see `attend`.
 
-        `remembered`: the source's keys and values, as `remember` made them.
+        `remembered`: the source's keys and values, as `remember` made them. A `cache` has room behind the
+        queries' own keys, which "causal" does not leave out: its mask is made from places, by `causal_mask`.
         """
         if remembered is None:
             q, k, v = self.project(self, x, x if source is None else source)
@@ -381,7 +382,7 @@ class LatentAttention(nn.Module):
         bias: Float[Tensor, "*#bias T #S_all"] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Attention of x to itself and to what the cache holds; `mask`: see `attend`."""
+        """Attention of x to itself and to what the cache holds; `mask` and `cache`: see `Attention`."""
         sizes = self.latent
         queries = split_heads(self.query(self, x), sizes.d_key)
         plain, turned = queries.split([sizes.d_plain, sizes.d_rotary], dim=-1)
