@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.model.config import ExpertsConfig
+from clearhead.model.config_parts import ExpertsConfig
 from clearhead.training import muon
 from clearhead.training.checkpoint import checkpoints
 from clearhead.training.evaluate import UNSHARED, Sharers, Totals
