@@ -63,7 +63,9 @@ def test_it_is_said_once_by_a_run_alone_on_the_processor(busy, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     heard: list[str] = []
     tell_crowd("cpu", heard.append)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    tell_crowd("cpu", heard.append)
+    for launched_by in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        with monkeypatch.context() as patch:
+            patch.setenv(launched_by, "2")
+            tell_crowd("cpu", heard.append)
     assert len(heard) == 1
     assert heard[0].startswith("others are at work on this machine (load 4.0, 4 cores): the 4 threads")

@@ -57,7 +57,8 @@ def crowd(threads: int) -> str | None:
 
 def tell_crowd(device: str, note: Callable[[str], object]) -> None:
     """Say so where other programs keep the processor from a run in this one process."""
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"  # of several, each has its share of the threads
+    sizes = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+    alone = all(os.environ.get(name, "1") == "1" for name in sizes)  # of several, each has a share of threads
     told = crowd(torch.get_num_threads()) if alone and find_device(device).type == "cpu" else None
     if told is not None:
         note(told)
