@@ -111,6 +111,12 @@ def train_odd() -> None:
     train(tiny_recipe("corpus", model={"positions": "sinusoidal"}), "odd")
 
 
+def train_and_move() -> None:
+    """A run on prepared text, which is somewhere else by now."""
+    train(tiny_recipe("data"), "shards")
+    Path("data").rename("moved")
+
+
 PATCH = pytest.MonkeyPatch()
 WORDPIECE = json.dumps({"model": {"type": "WordPiece", "vocab": {"a": 0}}, "added_tokens": []})
 
@@ -293,6 +299,30 @@ MISTAKES = {
     ),
     "dry run of a vocabulary that cannot be": row(
         "train recipe.toml --run x --dry-run --model.vocab-size 999", "vocab_size=999", "280"
+    ),
+    "run among its texts": row("train recipe.toml --run corpus", "folder corpus lies in corpus"),
+    "run below its texts": row("train recipe.toml --run corpus/a/b", "corpus/a/b lies in corpus", "outside"),
+    "run below its validation texts": row(
+        "train recipe.toml --run data/x --data.validation data", "data/x lies in data"
+    ),
+    "run among other things": row("train classes.toml --run corpus", "corpus is a folder with", "000.txt"),
+    "run into a tokenizer": row("train recipe.toml --run vocab", "vocab is a folder with", "tokenizer.json"),
+    "sweep among its texts": row("sweep recipe.toml --train.lr 1e-3 2e-3 --out corpus", "lies in corpus"),
+    "validation that is not there": row("train recipe.toml --run x --data.validation nowhere", "nowhere"),
+    "dry run without its validation": row(
+        "train recipe.toml --run x --dry-run --data.validation nowhere", "nowhere"
+    ),
+    "dry run of ids without a tokenizer": row(
+        "train recipe.toml --run x --dry-run --data.source a.bin", "a.bin holds ids", files={"a.bin": b"ab"}
+    ),
+    "resuming with another kind of recipe": row(
+        "train classes.toml --run run --resume --train.steps 10", "run was started with another recipe"
+    ),
+    "resuming a classifier to speak": row(
+        "train recipe.toml --run classes --resume --train.steps 1", "classes was started with another recipe"
+    ),
+    "measuring where the shards are not": row(
+        "evaluate shards", "shards learned from data;", "--data", before=train_and_move
     ),
     "dry run that stops": row("train recipe.toml --run x --dry-run --stop-after 2", "stop_after=2"),
     "sweep of text that is not there": row("sweep recipe.toml --data.source a.txt b.txt", "a.txt"),

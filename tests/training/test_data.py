@@ -13,6 +13,8 @@ from clearhead.training import data as module
 from clearhead.training.data import prepare_data
 from clearhead.training.recipe import DataConfig
 from clearhead.training.run_folder import RunFolder
+from clearhead.training.tasks import make_task
+from tiny_run import tiny_recipe, write_corpus
 
 TOKENIZER = Tokenizer({i: bytes([i]) for i in range(256)}, [], [END_OF_TEXT])
 
@@ -55,6 +57,40 @@ def test_what_does_not_fit_a_file_of_ids_is_said_before_any_work(change, message
     np.array([*range(1, 10), 257, *range(50)]).astype(np.uint16).tofile(tmp_path / "train.bin")
     with pytest.raises(ValueError, match=message):
         prepare_data(config(tmp_path, **change), RunFolder(tmp_path / "run"), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"validation": "no/such/texts"}}, "no/such/texts"),
+        (
+            {"model": {"vocab_size": 999}},
+            r"vocab_size=999, but .* data\.vocab_size=280 is to be learned",
+        ),
+    ],
+)
+def test_what_is_known_before_a_vocabulary_is_learned_is_said_before(change, message, tmp_path):
+    corpus, notes = write_corpus(tmp_path / "corpus", documents=7), []
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        make_task(tiny_recipe(corpus, **change), RunFolder(tmp_path / "run"), notes.append)
+    assert notes == [] and not (tmp_path / "run").exists()
+
+
+def test_a_folder_for_a_run(tmp_path):
+    """What a killed start left behind is no obstacle, hidden files are none; anything else is."""
+    run = RunFolder(tmp_path / "texts" / "run")
+    run.check_free("python", None, "no/such/folder")
+    run.data.mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"run is a folder with something in it that no run wrote \(data\)"):
+        run.check_free()
+    (run.path / ".lock").touch()
+    run.write_labels(["a"])
+    run.check_free(str(tmp_path / "other"))
+    with pytest.raises(ValueError, match=r"lies in .*texts, which is read as text"):
+        run.check_free("pydoc", str(tmp_path / "texts"))
+    (run.path / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"notes\.txt"):
+        run.check_free()
 
 
 @pytest.fixture

@@ -5,15 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from clearhead.model.transformer import Transformer
+from clearhead.text.tokenizer import Tokenizer
 from clearhead.training import dry_run as module
 from clearhead.training import memory
 from clearhead.training.activations import recompute_blocks
 from clearhead.training.dry_run import dry_run, foresee, one_pass, spell, training_flops
 from clearhead.training.learner import Learner
+from clearhead.training.loop import train
 from clearhead.training.memory import LiveBytes
 from clearhead.training.run_folder import RunFolder
 from clearhead.training.tasks import make_task
@@ -126,6 +129,21 @@ def test_budgets_of_all_objectives_are_those_of_training(objective, tmp_path):
     assert foreseen.targets_per_step == task.targets_per_batch
     assert foreseen.steps == -(-300 // task.targets_per_batch)
     assert foreseen.tokens_per_step == 4 * 16 * (2 if objective == "contrastive" else 1)
+
+
+def test_ids_and_a_folder_with_a_run(tmp_path):
+    """Files of ids are counted as training counts them; a run that is there is neither read nor touched."""
+    tokenizer = Tokenizer({i: bytes([i]) for i in range(256)}, [], ["<|endoftext|>"])
+    tokenizer.save(tmp_path / "vocab")
+    (np.arange(4000) % 251).astype(np.uint16).tofile(tmp_path / "a.bin")
+    run = RunFolder(tmp_path / "run")
+    data = {"tokenizer": str(tmp_path / "vocab"), "vocab_size": 257}
+    recipe = tiny_recipe(tmp_path / "a.bin", data=data, model={"vocab_size": 257})
+    train(recipe, run.path)
+    there = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    found = dry_run(recipe, run)
+    assert "3,800 tokens are ready in" in found.data and found.recipe.model.vocab_size == 257
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == there
 
 
 def test_flops_are_those_of_the_context():

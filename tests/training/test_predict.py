@@ -14,7 +14,7 @@ from clearhead import load
 from clearhead.cli import main
 from clearhead.cli_tasks import words_of
 from clearhead.text.examples import Question
-from clearhead.training.predict import answer, classify, label, make_reader, translate
+from clearhead.training.predict import answer, classify, label, make_reader, translate, without_blanks
 from tiny_published import make_bert
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC"]
@@ -137,6 +137,24 @@ def test_classify_speaks_to_people_and_to_programs(made: Any, clear: Any, tmp_pa
         assert [list(row["labels"]) for row in found["texts"]] == [list(labels) for labels in expected]
     best, sure = next(iter(expected[0].items()))
     assert clear("classify", folder, TEXTS[0], "--top-k", "1") == f"{best} {sure:.4f}  | {TEXTS[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end", "expected"),
+    [
+        ("lies in Cairo now", 7, 13, (8, 13)),
+        ("a  b \n", 1, 6, (3, 4)),
+        ("ab", 0, 2, (0, 2)),
+        ("a  b", 1, 3, (1, 3)),
+    ],
+)
+def test_an_answer_has_no_blanks_at_its_ends(
+    text: str, start: int, end: int, expected: tuple[int, int]
+) -> None:
+    """The tokens of many vocabularies begin with the blank before a word; an answer of blanks stays."""
+    assert without_blanks(text, start, end) == expected
+    first, last = expected
+    assert text[first:last] == text[start:end].strip() or not text[start:end].strip()
 
 
 def test_label_shows_words_and_entities(made: Any, clear: Any) -> None:

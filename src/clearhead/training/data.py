@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.text.bpe import train_bpe
-from clearhead.text.corpus import Corpus, open_corpus, split_corpus
+from clearhead.text.corpus import Corpus, Split, open_corpus, split_corpus
 from clearhead.text.counting import Progress
 from clearhead.text.documents import CorpusReport
 from clearhead.text.foreign import AnyTokenizer, open_tokenizer
@@ -23,7 +23,7 @@ from clearhead.training.recipe import DataConfig
 from clearhead.training.run_folder import RunFolder
 
 _CHECKED_BYTES = 4 << 30
-_HOW_TEXT_IS_READ = ("field", "document_separator", "strict")
+HOW_TEXT_IS_READ = ("field", "document_separator", "strict")
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,12 @@ def prepare_data(
     done, in one line each; `progress` is called as (stage, done, total).
     """
     if is_token_file(data.source):
-        return _open_ids(data, run, note)
+        found = open_ids(data, run.tokenizer() if run.exists() else None)
+        note(f"{found.train.n_tokens:,} tokens to learn from, {found.validation.n_tokens:,} to validate")
+        return found
     folder = data_folder(data, run)
     if folder != run.data:
-        _check_effect(data, folder, (*_HOW_TEXT_IS_READ, "validation"))
+        _check_effect(data, folder, (*HOW_TEXT_IS_READ, "validation"))
         place = data.tokenizer or str(folder / "tokenizer.json")
         tokenizer = open_tokenizer(place) if run.exists() else _given_tokenizer(data, place)
         return open_data(folder, tokenizer, verify=_worth_checking(folder, note))
@@ -79,8 +81,10 @@ def _make_data(
     progress: Progress | None,
     specials: tuple[str, ...],
 ) -> PreparedData:
-    reading: dict[str, Any] = {name: getattr(data, name) for name in _HOW_TEXT_IS_READ}
+    reading: dict[str, Any] = {name: getattr(data, name) for name in HOW_TEXT_IS_READ}
     corpus = open_corpus(data.source, **reading)
+    if data.validation is not None:  # that it is there is known before a vocabulary is learned
+        open_corpus(data.validation, **reading)
     texts = training_text(corpus) if data.validation is None else corpus
     tokenizer = find_tokenizer(data, texts, corpus.name, run, note, progress, specials)
     encoding = None if progress is None else partial(progress, "encode")
@@ -94,17 +98,19 @@ def _make_data(
     return open_data(run.data, tokenizer)
 
 
-def _open_ids(data: DataConfig, run: RunFolder, note: Callable[[str], None]) -> PreparedData:
-    """The two splits of files of ids that another program wrote, read where they lie."""
-    _check_effect(data, data.source, _HOW_TEXT_IS_READ)
-    if run.exists():
-        tokenizer = run.tokenizer()
-    elif data.tokenizer is None:
-        raise ValueError(f"{data.source} holds ids; data.tokenizer has to name the vocabulary that made them")
-    else:
+def open_ids(data: DataConfig, tokenizer: AnyTokenizer | None = None) -> PreparedData:
+    """The two splits of files of ids that another program wrote, read where they lie.
+
+    `tokenizer`: that of a run which has begun; None: the one that the recipe names.
+    """
+    _check_effect(data, data.source, HOW_TEXT_IS_READ)
+    if tokenizer is None:
+        if data.tokenizer is None:
+            raise ValueError(
+                f"{data.source} holds ids; data.tokenizer has to name the vocabulary that made them"
+            )
         tokenizer = _given_tokenizer(data, data.tokenizer)
     train, validation = open_token_files(data.source, tokenizer, data.validation)
-    note(f"{train.n_tokens:,} tokens to learn from, {validation.n_tokens:,} to validate")
     return PreparedData(tokenizer, train, validation)
 
 
@@ -130,6 +136,22 @@ def data_folder(data: DataConfig, run: RunFolder) -> Path:
     """Where the shards of a run lie: in `source`, when that is a prepared folder, else in the run's own."""
     source = Path(data.source)
     return source if (source / "tokenizer.json").is_file() and (source / "train").is_dir() else run.data
+
+
+def open_split(data: DataConfig, run: RunFolder, tokenizer: AnyTokenizer, split: Split) -> Shards:
+    """A split of what a run of running text has learned from, wherever that lies.
+
+    FileNotFoundError: it is neither in the run's folder nor where the recipe says.
+    """
+    if is_token_file(data.source):
+        return getattr(open_ids(data, tokenizer), split)
+    folder = data_folder(data, run) / split
+    if not (folder / "index.json").is_file():
+        raise FileNotFoundError(
+            f"{run.path} learned from {data.source}; neither that, as seen from {Path.cwd()}, nor {run.data} "
+            "holds prepared text; go to the folder it was trained from, or give prepared text with --data"
+        )
+    return Shards(folder, tokenizer_fingerprint=tokenizer.fingerprint)
 
 
 def open_data(folder: Path, tokenizer: AnyTokenizer, verify: bool = False) -> PreparedData:

@@ -25,9 +25,10 @@ from clearhead.model.summary import forward_flops
 from clearhead.model.transformer import Transformer
 from clearhead.text.corpus import open_corpus
 from clearhead.text.shards import Shards
+from clearhead.text.token_files import is_token_file
 from clearhead.training.activations import recompute_blocks
 from clearhead.training.budget import count_steps
-from clearhead.training.data import data_folder
+from clearhead.training.data import HOW_TEXT_IS_READ, data_folder, open_ids
 from clearhead.training.demands import DEMANDS, fit_head
 from clearhead.training.example_data import find_labels, read_splits
 from clearhead.training.learner import Learner
@@ -35,7 +36,7 @@ from clearhead.training.lora import Lora, add_adapters
 from clearhead.training.machine import find_device
 from clearhead.training.memory import LiveBytes
 from clearhead.training.objectives import token_loss
-from clearhead.training.recipe import Recipe, TrainConfig, with_vocabulary
+from clearhead.training.recipe import Recipe, TrainConfig
 from clearhead.training.run_folder import RunFolder
 from clearhead.training.start import fit_recipe, open_start
 from clearhead.training.tasks import check_tokenizer
@@ -108,10 +109,9 @@ class DryRun:
 def dry_run(recipe: Recipe, run: RunFolder) -> DryRun:
     """Find out what a run of this recipe in this folder needs.
 
-    ValueError, FileNotFoundError: what `train` would say of the recipe, of its data and of the folder.
+    The folder may hold a run: nothing is started there. ValueError, FileNotFoundError: what `train` would say
+    of the recipe and of its data.
     """
-    if run.exists():
-        raise ValueError(f"{run.path} already holds a run; choose another folder, or add --resume to go on")
     if recipe.train.start_from is not None:
         recipe = fit_recipe(recipe, open_start(recipe.train.start_from))
     recipe.check()
@@ -159,22 +159,19 @@ def look_at_data(recipe: Recipe, run: RunFolder) -> tuple[Recipe, str]:
     """The recipe with the vocabulary and the labels that the data will give it; the data in words."""
     data, objective = recipe.data, recipe.train.objective
     prepared = data_folder(data, run) if data_folder(data, run) != run.data else None
-    if data.tokenizer is not None or prepared is not None:
-        recipe = check_tokenizer(recipe, run)
-    elif recipe.model.vocab_size in (ModelConfig().vocab_size, data.vocab_size):
-        recipe = with_vocabulary(recipe, data.vocab_size)
-    else:
-        raise ValueError(
-            f"model.vocab_size={recipe.model.vocab_size}, but a vocabulary of data.vocab_size="
-            f"{data.vocab_size} is to be learned; leave model.vocab_size away, it follows from the tokenizer"
-        )
+    recipe = check_tokenizer(recipe, run)
+    is_text = DEMANDS[objective].examples == "text" and data.form == "text"
     n_labels = 0
-    if prepared is not None:
+    if is_text and is_token_file(data.source):
+        told = f"{open_ids(data).train.n_tokens:,} tokens are ready in {data.source}"
+    elif prepared is not None:
         tokens = len(Shards(prepared / "train").tokens)
         told = f"{tokens:,} tokens are prepared in {prepared}"
-    elif DEMANDS[objective].examples == "text" and data.form == "text":
-        reading = {"document_separator": data.document_separator, "strict": data.strict}
-        files = open_corpus(data.source, field=data.field, **reading).files
+    elif is_text:
+        reading: dict[str, Any] = {name: getattr(data, name) for name in HOW_TEXT_IS_READ}
+        files = open_corpus(data.source, **reading).files
+        if data.validation is not None:
+            open_corpus(data.validation, **reading)
         size = sum(file.size() for file in files)
         told = f"{len(files):,} files, {size / 2**20:,.1f} MiB as they are stored"
     else:

@@ -74,6 +74,8 @@ def train(
         raise ValueError(
             f"{run.path} already holds a run; add --resume to go on with it, or choose another folder"
         )
+    if not resume:
+        run.check_free(recipe.data.source, recipe.data.validation)
     keep_freed_memory()
     with start_parallel(recipe.train, run.path, _announcer(watchers)) as parallel:
         watchers = watchers if parallel.is_main else ()

@@ -151,14 +151,29 @@ def answer(
         found = best_piece(logits, row.offsets or [])
         total = logits.logsumexp(0).sum().item()
         if found.score > best[row.example][0]:
-            text = questions[row.example].context[found.start : found.end]
+            context = questions[row.example].context
+            start, end = without_blanks(context, found.start, found.end)
             sure = math.exp(found.score - total)
-            best[row.example] = found.score, Answer(text, found.start, found.end, sure)
+            best[row.example] = found.score, Answer(context[start:end], start, end, sure)
         nothing[row.example] = min(nothing[row.example], (found.nothing, math.exp(found.nothing - total)))
     return [
         Answer("", 0, 0, none[1]) if may_be_none and none[0] > score else piece
         for (score, piece), none in zip(best, nothing, strict=True)
     ]
+
+
+def without_blanks(text: str, start: int, end: int) -> tuple[int, int]:
+    """The piece [start, end) without white space at its ends: a token may begin with a blank.
+
+    >>> without_blanks("in Cairo now", 2, 8)
+    (3, 8)
+    """
+    piece = text[start:end]
+    words = piece.strip()
+    if not words:
+        return start, end
+    start += len(piece) - len(piece.lstrip())
+    return start, start + len(words)
 
 
 def translate(reader: Reader, texts: Sequence[str], max_new_tokens: int | None = None) -> list[str]:

@@ -24,6 +24,7 @@ import torch
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.published.weights import FAMILIES, Origin
+from clearhead.text.corpus import BUILT_IN
 from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.training.checkpoint import load_checkpoint
 from clearhead.training.demands import fit_head
@@ -37,6 +38,8 @@ from clearhead.training.recipe import (
     with_vocabulary,
 )
 
+# What is written before the run exists.
+LEFT_BEHIND = ("data", "tokenizer.json", "labels.json", "origin.json", "model.json", "budget.json")
 WORTH_KEEPING = 60.0  # seconds of preparation that an error does not undo
 
 
@@ -64,6 +67,27 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether a run was started here."""
         return self.begun or self.recipe_file.is_file()
+
+    def check_free(self, *sources: str | None) -> None:
+        """Raise ValueError if a new run in this folder would mix with something else: with files that no run
+        wrote, or with the texts in one of the folders `sources`, which it would read as its own.
+        """
+        here = self.path.resolve()
+        for source in filter(None, sources):
+            folder = Path(source).expanduser().resolve()
+            if source not in BUILT_IN and folder.is_dir() and folder in (here, *here.parents):
+                raise ValueError(
+                    f"the run's folder {self.path} lies in {source}, which is read as text; "
+                    "choose one outside of it"
+                )
+        there = sorted(path.name for path in self.path.glob("*")) if self.path.is_dir() else []
+        was_held = (self.path / ".lock").is_file()  # a start that was killed has left some of its own
+        foreign = [name for name in there if name[0] != "." and not (was_held and name in LEFT_BEHIND)]
+        if foreign:
+            raise ValueError(
+                f"{self.path} is a folder with something in it that no run wrote ({foreign[0]:.60}); "
+                "give the run a folder of its own"
+            )
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -185,8 +209,9 @@ def recipe_to_resume(new: Recipe, run: RunFolder) -> Recipe:
         )
     old = replace(old, train=replace(old.train, **new.train.free()))
     fixed = replace(new.train, steps=old.train.steps, minutes=None, tokens=None)
-    model = fit_head(new.model, new.train.objective, old.model.n_labels)
-    model = model.replace(vocab_size=old.model.vocab_size)
+    model = new.model.replace(vocab_size=old.model.vocab_size)
+    if new.train.objective == old.train.objective:  # else the labels are none of its own
+        model = fit_head(model, new.train.objective, old.model.n_labels)
     changed = differences(old, replace(new, train=fixed, model=model))
     if changed:
         raise ValueError(

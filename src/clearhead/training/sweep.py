@@ -94,6 +94,8 @@ def check_trials(trials: Sequence[Trial], out: Path) -> None:
                 recipe_to_resume(recipe_as_begun(_shared(trial.recipe, out), run), run)
             elif trial.recipe.train.start_from is None:  # what it starts from fills in a part of the recipe
                 trial.recipe.check()
+            if not run.exists():
+                run.check_free(trial.recipe.data.source, trial.recipe.data.validation)
             find_device(trial.recipe.train.device)
             if learns not in seen:
                 look_at_data(trial.recipe, run)

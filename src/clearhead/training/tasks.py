@@ -24,6 +24,7 @@ from clearhead.text.batches import IGNORED, Batch, Batches, evaluation_batches
 from clearhead.text.counting import Progress
 from clearhead.text.foreign import AnyTokenizer, open_tokenizer
 from clearhead.text.frame import role
+from clearhead.text.token_files import is_token_file
 from clearhead.training.data import END_OF_TEXT, PreparedData, data_folder, prepare_data
 from clearhead.training.demands import DEMANDS, Objective, fit_head
 from clearhead.training.evaluate import (
@@ -264,13 +265,22 @@ def make_task(
 
 
 def check_tokenizer(recipe: Recipe, run: RunFolder) -> Recipe:
-    """The recipe with the vocabulary of a tokenizer that is there already, if it is to be used; ValueError if
-    the objective cannot be learned with it.
+    """The recipe with the vocabulary that a run will have, before one is learned.
+
+    ValueError: the objective cannot be learned with a tokenizer that is there already, or the model asks for
+    another vocabulary.
     """
     prepared = data_folder(recipe.data, run)
     place = recipe.data.tokenizer or (prepared / "tokenizer.json" if prepared != run.data else None)
-    if place is None:
+    if place is None and is_token_file(recipe.data.source):  # which needs one, as is told when it is opened
         return recipe
+    if place is None:
+        if recipe.model.vocab_size not in (type(recipe.model)().vocab_size, recipe.data.vocab_size):
+            raise ValueError(
+                f"model.vocab_size={recipe.model.vocab_size}, but a vocabulary of data.vocab_size="
+                f"{recipe.data.vocab_size} is to be learned; leave model.vocab_size away, it follows"
+            )
+        return with_vocabulary(recipe, recipe.data.vocab_size)
     tokenizer = open_tokenizer(place)
     if recipe.train.objective == "masked":
         mask_id(tokenizer)
