@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import clearhead
@@ -187,6 +188,19 @@ def test_evaluate(clear: Callable[..., str]) -> None:
     words = clear("evaluate run --stride 4")
     assert f"{result['n_tokens']} tokens of run/data/validation, windows of 16, stride 4" in words
     assert json.loads(clear("evaluate run --split train --json"))["n_tokens"] > result["n_tokens"]
+
+
+def test_evaluate_of_a_run_on_ids(clear: Callable[..., str], home: Path) -> None:
+    """On the tokens that the run kept for validation: those that its log ends with."""
+    ids = np.concatenate([np.fromfile(file, "<u2") for file in sorted(home.glob("data/train/*.bin"))])
+    (ids % 256).astype("<u2").tofile(home / "ids.bin")
+    write_recipe(home / "ids.toml", tiny_recipe("ids.bin", data={"tokenizer": "vocab"}, steps=2, probes=0))
+    clear("train ids.toml --run ids")
+    last = read_metrics(home / "ids/metrics.jsonl")[-1]
+    assert json.loads(clear("evaluate ids --json"))["loss"] == pytest.approx(
+        last["validation_loss"], abs=1e-5
+    )
+    assert "tokens of ids.bin, windows of 16" in clear("evaluate ids --split train")
 
 
 def test_show_counts_what_a_model_has(clear: Callable[..., str]) -> None:

@@ -117,7 +117,7 @@ def evaluate(
         as_json: print one JSON object.
     """
     from clearhead.text.shards import Shards
-    from clearhead.training.data import data_folder
+    from clearhead.training.data import open_split
     from clearhead.training.evaluate import evaluate as measure
     from clearhead.training.machine import find_device
     from clearhead.training.run_folder import RunFolder, load_run
@@ -134,8 +134,10 @@ def evaluate(
         lines = [f"{name.replace('_', ' '):<16}{value:.4f}" for name, value in measures.items()]
         print(json.dumps(measures) if as_json else "\n".join(lines))
         return
-    folder = (data or data_folder(recipe.data, RunFolder(run))) / split
-    shards = Shards(folder, tokenizer_fingerprint=tokenizer.fingerprint)
+    if data is None:
+        shards = open_split(recipe.data, RunFolder(run), tokenizer, split)
+    else:
+        shards = Shards(data / split, tokenizer_fingerprint=tokenizer.fingerprint)
     context = recipe.train.context_length
     result = measure(
         model,
@@ -147,7 +149,7 @@ def evaluate(
     if as_json:
         print(json.dumps(vars(result)))
         return
-    say(f"{result.n_tokens} tokens of {folder}, windows of {context}, stride {stride or context}")
+    say(f"{result.n_tokens} tokens of {shards.folder}, windows of {context}, stride {stride or context}")
     say(f"loss            {result.loss:.4f} nats per token")
     say(f"perplexity      {result.perplexity:.3f}")
     say(f"bits per byte   {result.bits_per_byte:.4f}")
