@@ -41,6 +41,7 @@ COMMAND_LINE = [
     "cli_text.py",
     "cli_train.py",
     "cli_runs.py",
+    "cli_ranks.py",
     "cli_sweep.py",
     "cli_tasks.py",
     "cli_models.py",

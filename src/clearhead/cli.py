@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
     except (ValueError, KeyError, OSError) as error:
-        fail(describe(error))
+        fail(describe(error), not isinstance(error, OSError) or type(error) in {FileNotFoundError, *HINTS})
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise
@@ -247,9 +247,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             "make the model, train.context_length or train.batch_size smaller; a larger train.accumulation "
             "makes up for the last"
         )
-        fail(f"not enough memory: {reason}; {advice}")
+        fail(f"not enough memory: {reason}; {advice}", mistake=False)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+            print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -323,9 +324,11 @@ def describe(error: Exception) -> str:
     return f"{error.filename}: {reason}{HINTS.get(type(error), '')}"
 
 
-def fail(message: str) -> NoReturn:
-    """One line on stderr, exit code 2."""
-    print(f"clearhead: {' '.join(message.split())}", file=sys.stderr)
+def fail(message: str, mistake: bool = True) -> NoReturn:
+    """One line on stderr, exit code 2. `mistake`: ranks that are started anew would end alike."""
+    line = f"clearhead: {' '.join(message.split())}"
+    if not cli_runs.tell_launcher(line, mistake):
+        print(line, file=sys.stderr)
     raise SystemExit(2) from None
 
 

@@ -1,5 +1,6 @@
 """The verbs around runs: start one in several processes; see whether one is whole."""
 
+import json
 import os
 import subprocess
 import sys
@@ -20,14 +21,21 @@ class Launch:
     max_restarts: int = 0  # how often all processes are started anew when one has died
 
 
-def launch(argv: Sequence[str], parse: Callable[..., Launch]) -> None:
-    """Start `clearhead train` in several processes, by torchrun: clearhead launch [FLAGS] train RECIPE ..."""
+TELLS = "CLEARHEAD_LAUNCH_TELLS"  # in a rank's environment: who started it says what ended it
+
+
+def read_launch(argv: Sequence[str], parse: Callable[..., Launch]) -> tuple[Launch, list[str]]:
+    """The flags of `clearhead launch`, and what it is to start: "train" and the words after it."""
     words = list(argv)
     place = words.index("train") if "train" in words else len(words)
-    flags: Launch = parse(Launch, words[:place], prog="clearhead launch")
+    flags = parse(Launch, words[:place], prog="clearhead launch")
     if place == len(words):
         raise ValueError("say what to start, as in: clearhead launch --processes 2 train RECIPE --run FOLDER")
-    command, environment = torchrun(flags, words[place:])
+    return flags, words[place:]
+
+
+def launch(command: list[str], environment: dict[str, str]) -> None:
+    """Become torchrun, or on Windows wait for it."""
     if sys.platform == "win32":
         raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)
     sys.stdout.flush()
@@ -36,7 +44,7 @@ def launch(argv: Sequence[str], parse: Callable[..., Launch]) -> None:
 
 def torchrun(flags: Launch, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The command and the environment that start `clearhead WORDS` in several processes."""
-    processes = flags.processes if flags.processes is not None else count_gpus()
+    processes = count_processes(flags)
     if processes < 1 or flags.machines < 1 or flags.max_restarts < 0:
         raise ValueError(
             f"processes={processes} and machines={flags.machines} must be at least 1, "
@@ -47,7 +55,7 @@ def torchrun(flags: Launch, words: Sequence[str]) -> tuple[list[str], dict[str, 
             f"{flags.machines} machines must know where to meet; give one's name as --meet HOST:29400"
         )
     command = [
-        *(sys.executable, "-m", "torch.distributed.run"),
+        *(sys.executable, "-m", "clearhead.cli_ranks"),
         *(f"--nproc-per-node={processes}", f"--nnodes={flags.machines}"),
         *(f"--max-restarts={flags.max_restarts}", "--rdzv-backend=c10d", f"--rdzv-endpoint={flags.meet}"),
         *("--rdzv-id=clearhead", "-m", "--", "clearhead.cli", *words),
@@ -57,7 +65,27 @@ def torchrun(flags: Launch, words: Sequence[str]) -> tuple[list[str], dict[str, 
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else ranks started anew may look for dead ones
         "OMP_NUM_THREADS": str(threads),
     }
-    return command, {**defaults, **os.environ}
+    return command, {**defaults, **os.environ, TELLS: "1"}
+
+
+def tell_launcher(line: str, mistake: bool) -> bool:
+    """Leave to `clearhead launch` what ended this rank: it says it once for all. False: nobody is there to.
+
+    `mistake`: the same end would come again, so that nothing is to be started anew.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if TELLS not in os.environ or not file:
+        return False
+    try:
+        Path(file).write_text(json.dumps({"message": line, "mistake": mistake}))
+    except OSError:  # then it is better told by every rank than by none
+        return False
+    return True
+
+
+def count_processes(flags: Launch) -> int:
+    """How many processes are started on this machine; ValueError if nobody says, and it has no GPU."""
+    return count_gpus() if flags.processes is None else flags.processes
 
 
 def count_gpus() -> int:

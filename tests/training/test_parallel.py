@@ -468,9 +468,9 @@ def test_a_rank_that_dies_in_a_save(place, kind):
 
 @pytest.mark.slow
 def test_a_rank_killed_twice_leaves_no_trace(place, two):
-    """D5: torchrun starts all ranks anew, which go on by themselves; the end is that of an unharmed run."""
+    """D5: all ranks are started anew and go on by themselves; the end is that of an unharmed run."""
     recipe = place.recipe(steps=9, save_every=2, model=DROPOUT)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
+    launcher = [sys.executable, "-m", "clearhead.cli_ranks", "--nproc-per-node=2", "--max-restarts=3"]
     launcher += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--monitor-interval=0.2"]
     happens = [
         {"name": "killed", "rank": 1, "step": 3},
@@ -484,6 +484,7 @@ def test_a_rank_killed_twice_leaves_no_trace(place, two):
     finally:
         del os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]
     assert process.returncode == 0, errors[-4000:]
+    assert "rank 1 ended with signal SIGKILL; all ranks start anew: restart 1 of 3" in errors
     expected = outcome(place.folder / "went on")
     assert outcome(place.folder / "killed") == expected
     assert outcome(place.folder / "killed too") == expected

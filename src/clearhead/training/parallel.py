@@ -415,7 +415,20 @@ def start_parallel(
         )
     parallel = Single(settings) if alone else Distributed(settings, place)
     try:
-        with RunFolder(run).held() if parallel.is_main else nullcontext():
+        with quiet(), RunFolder(run).held() if parallel.is_main else nullcontext():
             yield parallel
     finally:
         parallel.close()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without two warnings of PyTorch that each rank would repeat, and that nobody can do anything about."""
+    with warnings.catch_warnings():
+        # Logits may be a view; whoever gets them changes nothing in place (objectives.py makes new tensors).
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+        # It is PyTorch's own code that calls the old name; ours never does.
+        warnings.filterwarnings(
+            "ignore", r"`torch\.distributed\.all_gather_into_tensor` is deprecated", FutureWarning
+        )
+        yield
