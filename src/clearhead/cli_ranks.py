@@ -65,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except (SignalException, KeyboardInterrupt):  # the first rank has said what it saved
         raise SystemExit(130) from None
     except RendezvousError as error:
-        print(f"clearhead: the ranks' machines cannot meet: {' '.join(str(error).split())}", file=sys.stderr)
+        print(
+            f"clearhead: the machines cannot meet where --meet says: {' '.join(str(error).split())}",
+            file=sys.stderr,
+        )
         raise SystemExit(1) from None
     raise SystemExit(0)
 

@@ -77,7 +77,7 @@ def tell_launcher(line: str, mistake: bool) -> bool:
     if TELLS not in os.environ or not file:
         return False
     try:
-        Path(file).write_text(json.dumps({"message": line, "mistake": mistake}))
+        Path(file).write_text(json.dumps({"message": line, "mistake": mistake}), encoding="utf-8")
     except OSError:  # then it is better told by every rank than by none
         return False
     return True
