@@ -77,10 +77,13 @@ def test_what_is_known_before_a_vocabulary_is_learned_is_said_before(change, mes
 
 
 def test_a_folder_for_a_run(tmp_path):
-    """What a killed start left behind is no obstacle, hidden files are none; anything else is."""
+    """What a killed start left behind is no obstacle, logs and hidden files are none; anything else is."""
     run = RunFolder(tmp_path / "texts" / "run")
     run.check_free("python", None, "no/such/folder")
-    run.data.mkdir(parents=True)
+    run.path.mkdir(parents=True)
+    (run.path / "slurm-7.out").touch()
+    run.check_free()
+    run.data.mkdir()
     with pytest.raises(ValueError, match=r"run is a folder with something in it that no run wrote \(data\)"):
         run.check_free()
     (run.path / ".lock").touch()

@@ -38,6 +38,7 @@ from clearhead.training.recipe import (
     with_vocabulary,
 )
 
+LOGS = (".log", ".out", ".err")  # what the shell or Slurm writes there
 # What is written before the run exists.
 LEFT_BEHIND = ("data", "tokenizer.json", "labels.json", "origin.json", "model.json", "budget.json")
 WORTH_KEEPING = 60.0  # seconds of preparation that an error does not undo
@@ -82,7 +83,8 @@ class RunFolder:
                 )
         there = sorted(path.name for path in self.path.glob("*")) if self.path.is_dir() else []
         was_held = (self.path / ".lock").is_file()  # a start that was killed has left some of its own
-        foreign = [name for name in there if name[0] != "." and not (was_held and name in LEFT_BEHIND)]
+        ours = LEFT_BEHIND if was_held else ()
+        foreign = [name for name in there if not (name[0] == "." or name in ours or name.endswith(LOGS))]
         if foreign:
             raise ValueError(
                 f"{self.path} is a folder with something in it that no run wrote ({foreign[0]:.60}); "
