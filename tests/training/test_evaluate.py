@@ -9,10 +9,11 @@ import torch
 
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
+from clearhead.text.batches import Batch
 from clearhead.text.prepare import prepare
 from clearhead.text.shards import Shards
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.evaluate import evaluate, keep_first
+from clearhead.training.evaluate import evaluate, first_batches, first_targets, keep_first
 from clearhead.training.loop import train
 from clearhead.training.run_folder import load_run
 from tiny_run import tiny_recipe, write_corpus
@@ -170,3 +171,32 @@ def test_keep_first():
     assert targets.tolist() == [[5, -100, 6], [7, -100, -100]]
     keep_first(targets, 0)
     assert targets.eq(-100).all()
+
+
+def three_batches(padded: bool) -> list[Batch]:
+    """Of 2 x 3 places each, of which one is no target, and the same is padding."""
+    targets = torch.tensor([[-100, 1, 2], [3, 4, 5]])
+    ids, mask = targets.clamp(min=0), targets > 0 if padded else None
+    return [Batch(ids, targets.clone(), first_sample=2 * i, mask=mask) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("n", "counted"),
+    [
+        (1, [1]),
+        (4, [4]),
+        (5, [5]),
+        (6, [5, 1]),
+        (14, [5, 5, 4]),
+        (15, [5, 5, 5]),
+        (99, [5, 5, 5]),
+        (None, [5, 5, 5]),
+    ],
+)
+def test_a_part_of_the_batches(n, counted):
+    """They end with that of the n-th target, where no later one counts, or with that of the n-th token."""
+    found = list(first_targets(three_batches(padded=False), n))
+    assert [int((batch.targets != -100).sum()) for batch in found] == counted
+    assert len(list(first_batches(three_batches(padded=True), n))) == len(counted)
+    places = 18 if n is None else n  # six in each without padding
+    assert len(list(first_batches(three_batches(padded=False), n))) == min(3, -(-places // 6))
