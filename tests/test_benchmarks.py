@@ -30,7 +30,7 @@ def test_the_gpu_script_runs_at_tiny_sizes(tmp_path: Path) -> None:
     assert "exact: yes" in said
     report = (tmp_path / "report.md").read_text()
     assert report.startswith("## GPU, ")
-    for row in ("| float32, compiled |", "| flash, is_causal |", "| compiled, first step", "| eager | 2 |"):
+    for row in ("| float32, compiled |", "| flash, causal |", "| compiled, first step", "| eager | 2 |"):
         assert row in report
 
 

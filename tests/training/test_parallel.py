@@ -7,10 +7,12 @@ done in one go, because every process takes seconds to load torch.
 import hashlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,12 +50,16 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo's processe
 
 
 def free_ports(n: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(n)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    """Ports that nobody listens at, below those that the system gives to connections: a plan takes long, and
+    its own connections could be given one meanwhile.
+    """
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(range(15_000, 32_000), 100 * n):
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == n:
+            break
     return ports
 
 
