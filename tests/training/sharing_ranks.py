@@ -110,7 +110,22 @@ def poison_loss(trainer: loop.Trainer) -> None:
     trainer.parallel.clip = poisoned
 
 
-ranks.ACTIONS.update(look=look, count_exchanges=count_exchanges, few_matrices=few_matrices)
+def fail_alone(recipe: Recipe, folder: Path, action: ranks.Action) -> str:
+    """One rank fails, while the others wait to hear what it found; how each of them ends."""
+    try:
+        with start_parallel(recipe.train, folder, print) as parallel:
+            parallel.looking.whole([1])
+            if parallel.rank == action["rank"]:
+                raise ValueError("this rank alone")
+            parallel.looking.whole([2])
+    except (ValueError, RuntimeError) as error:
+        return type(error).__name__
+    return "as if nothing had happened"
+
+
+ranks.ACTIONS.update(
+    look=look, count_exchanges=count_exchanges, few_matrices=few_matrices, fail_alone=fail_alone
+)
 ranks.HAPPENINGS.update(poison_part=poison_part, poison_loss=poison_loss)
 
 if __name__ == "__main__":

@@ -186,6 +186,18 @@ def test_who_goes_on():
     assert Third(0, 2, True, True).go_on(False) and not Third(0, 2, True, False).go_on(False)
 
 
+def test_a_rank_that_fails_in_a_look_is_not_waited_for(place):
+    """It leaves, whichever it is, and takes the others with it: they do not wait for 30 minutes."""
+    actions = [
+        {"do": "fail_alone", "name": f"alone {rank}", "recipe": place.recipe(parallel="ddp"), "rank": rank}
+        for rank in range(2)
+    ]
+    told = carry_out(place, "alone", actions)
+    for rank in range(2):
+        ends = [one[f"alone {rank}"] for one in told]
+        assert ends[rank] == "ValueError" and ends[1 - rank] == "RuntimeError"
+
+
 # ---------------------------------------------------------------------------------- exchanges of each step
 
 

@@ -332,11 +332,11 @@ class Distributed:
                 )
 
     def close(self) -> None:
-        import torch.distributed as dist
-
-        with suppress(RuntimeError):  # a rank that leaves first can make another one's last words fail
-            dist.monitored_barrier(self.talk.group, timeout=timedelta(seconds=5))
-        dist.destroy_process_group()
+        # All at once if all come: a rank that leaves first can make another one's last words fail.
+        with suppress(RuntimeError):  # by the store: one that waits for this rank elsewhere does not come
+            self.store.set(f"parting {self.rank}", "")
+            self.store.wait([f"parting {rank}" for rank in range(self.world_size)], timedelta(seconds=5))
+        torch.distributed.destroy_process_group()
 
 
 def bits(value: Tensor) -> Tensor:
