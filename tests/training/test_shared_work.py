@@ -33,7 +33,7 @@ CUT = ("next_token", "masked", "classes")  # objectives tried with matrices cut 
 TENSORS: dict[str, Any] = {"parallel": "fsdp", "tensor_parallel": 2}
 EXPERTS = ExpertsConfig(4, 2, 32, correction_bias=True)
 QUIET: dict[str, Any] = {"compare_every": 0, "save_every": 100, "eval_every": 100}
-MEAN: dict[str, Any] = {"average": 0.5, "eval_every": 1, "accumulation": 2}
+MEAN: dict[str, Any] = {"average": 0.5, "eval_every": 1, "norms_every": 1, "accumulation": 2}
 pytestmark = test_parallel.pytestmark
 
 
