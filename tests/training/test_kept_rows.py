@@ -129,6 +129,21 @@ def test_damaged_rows_are_encoded_anew(name, tmp_path) -> None:
     assert check(run, notes) is not None
 
 
+def test_a_neighbour_that_goes_away_meanwhile_is_done_without(tmp_path, monkeypatch) -> None:
+    """A run is deleted while its rows are looked at by another: they are encoded anew, and it is told."""
+    first, second, notes = RunFolder(tmp_path / "first"), RunFolder(tmp_path / "second"), []
+    check(first, notes, encode)
+
+    def checked_and_gone(folder: Path) -> list[str]:
+        problems = damage(folder)
+        durable.remove_folder(first.path)
+        return problems
+
+    monkeypatch.setattr(kept_rows, "damage", checked_and_gone)
+    assert check(second, notes, encode) is None
+    assert len(notes) == 1 and f"{first.examples / KEY} is not used: " in notes[0]
+
+
 def test_a_kill_at_any_point_leaves_nothing_half(tmp_path, monkeypatch) -> None:
     """After it, rows are there whole or not at all, and the next start has them."""
     points: list[str] = []

@@ -180,14 +180,17 @@ def find_or_encode(
 
 
 def _load(folder: Path, note: Callable[[str], object]) -> Kept | None:
-    """The rows in a folder; None if it is not as it was written."""
-    problems = damage(folder)
-    if problems:
-        note(f"{folder} is not used: {'; '.join(problems)}")
-        return None
-    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    rows = KeptRows(load_file(folder / ROWS))
-    return Kept(rows, EncodingReport(**about["report"]), about["fingerprint"], folder)
+    """The rows in a folder; None if it is not as it was written, or goes away meanwhile with its run."""
+    try:
+        problems = damage(folder)
+        if not problems:
+            about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+            rows = KeptRows(load_file(folder / ROWS))
+            return Kept(rows, EncodingReport(**about["report"]), about["fingerprint"], folder)
+    except OSError as error:
+        problems = [str(error)]
+    note(f"{folder} is not used: {'; '.join(problems)}")
+    return None
 
 
 def _write(
